@@ -1,0 +1,1 @@
+"""Experiments: one declaration per table or figure of a paper."""

@@ -1,0 +1,82 @@
+"""Names of methods, workloads and engines, imported only when asked for.
+
+A new method or workload is one file and one line here; an outside package registers through the entry
+point groups ``reusebench.methods`` and ``reusebench.workloads`` instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from bench.errors import UsageError, did_you_mean
+from bench.workload import Workload
+
+__all__ = ["ENGINES", "METHODS", "WORKLOADS", "engine_class", "method_class", "names", "workload"]
+
+METHODS: Mapping[str, str] = {
+    "direct": "methods.direct:Direct",
+    "pot": "methods.pot:PoT",
+    "exactcache": "methods.exactcache:ExactCache",
+}
+
+WORKLOADS: Mapping[str, str] = {
+    "formula": "data.formula:Formula",
+}
+
+ENGINES: Mapping[str, str] = {
+    "llamacpp": "runners.engines.llamacpp:LlamaCppEngine",
+    "openai": "runners.engines.openai:OpenAIEngine",
+    "mock": "runners.engines.mock:MockEngine",
+}
+
+_KINDS: Mapping[str, Mapping[str, str]] = {"method": METHODS, "workload": WORKLOADS, "engine": ENGINES}
+
+
+def names(kind: str) -> list[str]:
+    """Return every registered name of a kind (``method``, ``workload`` or ``engine``), sorted."""
+    return sorted({*_KINDS[kind], *_plugins(kind)})
+
+
+def _plugins(kind: str) -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=f"reusebench.{kind}s")}
+
+
+def _load(kind: str, name: str) -> Any:
+    target = _KINDS[kind].get(name) or _plugins(kind).get(name)
+    if target is None:
+        raise UsageError(f'There is no {kind} "{name}".{did_you_mean(name, names(kind))}')
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def method_class(name: str) -> Callable[..., Any]:
+    """Return the class of a method; it has a ``Config`` and is built as ``cls(config, environment)``.
+
+    Raises:
+        UsageError: No such method.
+    """
+    found: Callable[..., Any] = _load("method", name)
+    return found
+
+
+def workload(name: str) -> Workload:
+    """Return a workload.
+
+    Raises:
+        UsageError: No such workload.
+    """
+    found: Workload = _load("workload", name)()
+    return found
+
+
+def engine_class(kind: str) -> Callable[..., Any]:
+    """Return the class of an engine kind; it is built as ``cls(config, role)``.
+
+    Raises:
+        UsageError: No such engine.
+    """
+    found: Callable[..., Any] = _load("engine", kind)
+    return found

@@ -1,0 +1,49 @@
+"""Samples: what a workload asks, and the gold that only its grader sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Message", "Sample", "last_user_text"]
+
+Message = Mapping[str, Any]
+"""One chat message in the OpenAI shape: ``role``, ``content`` (a string, a list of parts or null), …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request of a workload with its gold. Immutable.
+
+    The runner sends ``messages`` alone; ``reference``, ``group`` and ``meta`` never reach a method.
+
+    Attributes:
+        id: Unique within the workload version.
+        messages: The chat messages, in order.
+        reference: The gold, JSON-serialisable; its meaning belongs to the workload's grader.
+        group: Ground-truth template, if known (for clustering intervals and oracle grouping).
+        meta: Free-form facts about the sample (source row, errata, …), JSON-serialisable.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    reference: Any
+    group: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def last_user_text(messages: tuple[Message, ...]) -> str:
+    """Return the text of the last user message, or ``""`` where there is none.
+
+    A content list is joined from its text parts; a null content (as beside tool calls) is empty.
+    """
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, str):
+                return content
+            if isinstance(content, list):
+                return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+            return ""
+    return ""

@@ -1,0 +1,1 @@
+"""Workloads: where samples come from and how a reply is graded."""

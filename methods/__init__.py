@@ -1,0 +1,1 @@
+"""Methods under test: one module each, and the parts that several share."""

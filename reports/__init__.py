@@ -1,0 +1,1 @@
+"""What reads records: tables, plots and pages."""

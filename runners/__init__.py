@@ -1,0 +1,1 @@
+"""What drives: engines, the service around a method, load, and the run store."""

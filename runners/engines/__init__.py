@@ -1,0 +1,1 @@
+"""LLM servers behind the OpenAI-compatible API."""
