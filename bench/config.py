@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -201,7 +202,7 @@ class RunConfig(Strict):
         return self
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path | Traversable) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:

@@ -20,7 +20,8 @@ A message names the cause and the cure.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = [
     "DataMissing",
@@ -75,13 +76,27 @@ class DataMissing(MissingResource):
 
 
 class EngineError(ReuseBenchError):
-    """A call to an engine failed after its tries; infrastructure, not an answer."""
+    """A call to an engine failed after its tries; infrastructure, not an answer.
+
+    Attributes:
+        kind: What failed, in a word; ``error.type`` of the record.
+        status: HTTP status, where there was one.
+        body: The JSON body of the failed reply, where there was one.
+    """
 
     kind = "engine_error"
 
-    def __init__(self, message: str, *, status: int | None = None, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        kind: str | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.body: Mapping[str, Any] = body or {}
         if kind is not None:
             self.kind = kind
 

@@ -179,7 +179,8 @@ class Method(Protocol):
     """The thing under test.
 
     A method is a class with a ``Config`` (a frozen pydantic model with defaults), built as
-    ``cls(config, environment)``. It reaches models only through the context's clients.
+    ``cls(config, environment)``, and a static ``roles(config)`` that names the engines it calls.
+    It reaches models only through the context's clients.
     """
 
     async def reply(self, request: ChatRequest, context: Context) -> Reply:

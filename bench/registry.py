@@ -8,19 +8,37 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
 from bench.errors import UsageError, did_you_mean
 from bench.workload import Workload
 
-__all__ = ["ENGINES", "METHODS", "WORKLOADS", "engine_class", "method_class", "names", "workload"]
+__all__ = [
+    "ENGINES",
+    "METHODS",
+    "VARIANTS",
+    "WORKLOADS",
+    "Variant",
+    "engine_class",
+    "method_class",
+    "names",
+    "variant",
+    "workload",
+]
 
 METHODS: Mapping[str, str] = {
     "direct": "methods.direct:Direct",
     "pot": "methods.pot:PoT",
     "exactcache": "methods.exactcache:ExactCache",
 }
+
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "direct-small": ("direct", {"engine": "small"}),
+    "pot-small": ("pot", {"engine": "small"}),
+}
+"""Methods with other settings, under names of their own: name → (method, settings)."""
 
 WORKLOADS: Mapping[str, str] = {
     "formula": "data.formula:Formula",
@@ -36,8 +54,30 @@ _KINDS: Mapping[str, Mapping[str, str]] = {"method": METHODS, "workload": WORKLO
 
 
 def names(kind: str) -> list[str]:
-    """Return every registered name of a kind (``method``, ``workload`` or ``engine``), sorted."""
-    return sorted({*_KINDS[kind], *_plugins(kind)})
+    """Return every registered name of a kind (``method``, ``workload``, ``engine``), variants included."""
+    extra = VARIANTS if kind == "method" else {}
+    return sorted({*_KINDS[kind], *extra, *_plugins(kind)})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A registered method with settings laid over its defaults."""
+
+    method: str
+    config: Mapping[str, Any]
+
+
+def variant(name: str) -> Variant:
+    """Return what a method name stands for: a variant, or a method with its defaults.
+
+    Raises:
+        UsageError: No such method.
+    """
+    if name in VARIANTS:
+        return Variant(*VARIANTS[name])
+    if name not in names("method"):
+        raise UsageError(f'There is no method "{name}".{did_you_mean(name, names("method"))}')
+    return Variant(name, {})
 
 
 def _plugins(kind: str) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Message", "Sample", "last_user_text"]
+__all__ = ["Message", "Sample", "last_user_text", "text_of"]
 
 Message = Mapping[str, Any]
 """One chat message in the OpenAI shape: ``role``, ``content`` (a string, a list of parts or null), …"""
@@ -33,17 +33,17 @@ class Sample:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-def last_user_text(messages: tuple[Message, ...]) -> str:
-    """Return the text of the last user message, or ``""`` where there is none.
+def text_of(message: Message) -> str:
+    """Return a message's text.
 
     A content list is joined from its text parts; a null content (as beside tool calls) is empty.
     """
-    for message in reversed(messages):
-        if message.get("role") == "user":
-            content = message.get("content")
-            if isinstance(content, str):
-                return content
-            if isinstance(content, list):
-                return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
-            return ""
-    return ""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+    return content if isinstance(content, str) else ""
+
+
+def last_user_text(messages: Sequence[Message]) -> str:
+    """Return the text of the last user message, or ``""`` where there is none."""
+    return next((text_of(message) for message in reversed(messages) if message.get("role") == "user"), "")

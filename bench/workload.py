@@ -32,11 +32,20 @@ class Grade:
 class Task(Protocol):
     """What a method may know about the workload that it serves. Holds no gold and no sample."""
 
-    name: str
-    miss_path: Literal["pot", "direct"]
-    """What a cache does on a miss: ``pot`` where a program is natural, ``direct`` elsewhere."""
-    max_tokens: int
-    """Cap on the target's answer, in tokens."""
+    @property
+    def name(self) -> str:
+        """The workload's name."""
+        ...
+
+    @property
+    def miss_path(self) -> Literal["pot", "direct"]:
+        """What a cache does on a miss: ``pot`` where a program is natural, ``direct`` elsewhere."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Cap on the target's answer, in tokens."""
+        ...
 
     def instruction(self, messages: Sequence[Message]) -> str:
         """Return the part of the request that varies between requests (never shared boilerplate)."""
@@ -65,7 +74,7 @@ class GenericTask:
 
     def instruction(self, messages: Sequence[Message]) -> str:
         """Return the last user message."""
-        return last_user_text(tuple(messages))
+        return last_user_text(messages)
 
     def format_value(self, value: object) -> str:
         """Return ``str(value)``; None is refused."""
@@ -126,11 +135,27 @@ class DatasetFacts:
 class Workload(Protocol):
     """A named, versioned set of samples and how a reply to them is graded."""
 
-    name: str
-    version: str
-    primary_score: str
-    """Key of :attr:`Grade.scores` that tables call accuracy."""
-    task: Task
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Raised whenever the samples, the generator or the grading change; results of different
+        versions are never compared.
+        """
+        ...
+
+    @property
+    def primary_score(self) -> str:
+        """Key of :attr:`Grade.scores` that tables call accuracy."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """The gold-free side, which methods may see."""
+        ...
 
     def load(self, selection: Selection) -> tuple[list[Sample], DatasetFacts]:
         """Return the selected samples in their order, and facts about the source.

@@ -1,0 +1,117 @@
+"""PoT: the target writes a program, isolation runs it, and its value is the answer."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bench.engine import Role
+from bench.errors import ReuseBenchError
+from bench.execution import ProgramResult
+from bench.method import CacheEvent, ChatRequest, Context, Environment, Reply
+from bench.samples import Message, last_user_text, text_of
+from methods.direct import answer_directly
+from methods.execution.extract import extract_program
+
+__all__ = ["ExecutorFailed", "PoT", "PoTConfig"]
+
+_OUTPUT_FIELDS = frozenset({"tools", "functions", "response_format"})
+"""Parameters that ask for something else than a plain answer; no program stands in for that."""
+
+
+class ExecutorFailed(ReuseBenchError):
+    """The executor itself failed: infrastructure, not an answer."""
+
+
+class PoTConfig(BaseModel):
+    """Settings of PoT, shared by every method whose miss path is PoT.
+
+    Attributes:
+        engine: Which engine of the pair writes the program.
+        max_tokens: Cap on the program, tokens (ours; the paper gives none).
+        stop: Where the engine stops decoding: the fence that closes the program.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    engine: Role = "target"
+    max_tokens: int = Field(default=512, ge=16)
+    stop: tuple[str, ...] = ("\n```",)
+
+
+class PoT:
+    """Program of thought (MiniCache, section 4.1 and A.4; Chen et al. 2023).
+
+    A reply without a program, or a program that does not parse, run or yield an answer, falls back to one
+    Direct call, and the record says so.
+    """
+
+    Config = PoTConfig
+
+    def __init__(self, config: PoTConfig, environment: Environment) -> None:
+        self.config = config
+        self._task = environment.task
+        self._executor = environment.executor
+        prompts = files("methods") / "prompts"
+        self._system = (prompts / "pot_system.txt").read_text(encoding="utf-8").strip()
+        self._user = (prompts / "pot_user.txt").read_text(encoding="utf-8").strip()
+
+    @staticmethod
+    def roles(config: PoTConfig) -> tuple[Role, ...]:
+        """Return the engine that the settings name."""
+        return (config.engine,)
+
+    async def reply(self, request: ChatRequest, context: Context) -> Reply:
+        """Answer by a program, or directly where that fails."""
+        return await self.solve(request, context, CacheEvent("none"))
+
+    async def solve(self, request: ChatRequest, context: Context, cache: CacheEvent) -> Reply:
+        """Answer as PoT does, with ``cache`` as the reply's cache event."""
+        engine = context.target if self.config.engine == "target" else context.small
+        if any(request.params.get(name) for name in _OUTPUT_FIELDS):
+            return await answer_directly(request, context, engine, cache)
+        params = {
+            key: value for key, value in request.params.items() if key in ("temperature", "top_p", "seed")
+        }
+        params |= {"max_tokens": self.config.max_tokens, "stop": list(self.config.stop)}
+        with context.trace.stage("program"):
+            completion = await engine.chat(self._messages(request), purpose="program", params=params)
+        code = extract_program(completion.text, truncated=completion.finish_reason == "length")
+        failure = "the reply holds no program"
+        status = None
+        if code is not None:
+            with context.trace.stage("execute"):
+                result = await self._executor.run(code)
+            status = result.status
+            answer, failure = self._answer(result)
+            if answer is not None:
+                return Reply(answer, cache, details={"program": code, "program_status": status})
+        reply = await answer_directly(request, context, engine, cache)
+        details = {
+            **reply.details,
+            "program": code,
+            "program_status": status,
+            "fallback": failure,
+        }
+        return Reply(reply.text, cache, reply.finish_reason, reply.tool_calls, details)
+
+    def _answer(self, result: ProgramResult) -> tuple[str | None, str]:
+        if result.status == "executor_error":
+            raise ExecutorFailed(f"the program executor failed: {result.error}")
+        if result.status != "ok":
+            return None, f"{result.status}: {result.error}" if result.error else result.status
+        try:
+            return self._task.format_value(result.value), ""
+        except ValueError as error:
+            return None, f"unusable value: {error}"
+
+    def _messages(self, request: ChatRequest) -> list[Message]:
+        """Build the program prompt: the conversation before the last user message stays as it is."""
+        earlier = list(request.messages)
+        while earlier and earlier[-1].get("role") != "user":
+            earlier.pop()
+        earlier = [message for message in earlier[:-1] if message.get("role") != "system"]
+        own = [text_of(message) for message in request.messages if message.get("role") == "system"]
+        system = "\n\n".join([self._system, *filter(None, own)])
+        user = self._user.replace("{request}", last_user_text(request.messages))
+        return [{"role": "system", "content": system}, *earlier, {"role": "user", "content": user}]

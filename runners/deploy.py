@@ -1,0 +1,68 @@
+"""A service in front of a model, as a user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from bench.config import PairConfig, validate
+from bench.registry import method_class, variant
+from runners.pair import start_pair
+from runners.serve import build_service, free_socket, roles_of, task_of
+from runners.service import create_app
+
+__all__ = ["deploy"]
+
+
+def deploy(
+    method: str,
+    method_config: Mapping[str, Any],
+    pair: PairConfig,
+    workload: str | None,
+    state: Path | None,
+    host: str,
+    port: int,
+    api_key: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Start the engines that ``method`` calls and serve it until SIGINT or SIGTERM.
+
+    Args:
+        method: Registered name of a method or variant.
+        method_config: Its settings, over its defaults.
+        pair: The engines.
+        workload: Whose answer format and miss path to use; None means plain chat.
+        state: File that keeps the method's state over restarts; None keeps it in memory.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        api_key: What clients must send as a bearer token; None means open.
+        say: Told when the service listens.
+
+    Raises:
+        UsageError: A name or setting is wrong.
+        ModelMissing, EngineUnavailable: An engine did not come up, or the port is taken.
+    """
+    cls: Any = method_class(variant(method).method)
+    validate(cls.Config, {**variant(method).config, **method_config}, method)
+    task = task_of(workload)
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="reusebench-") as logs, free_socket(host, port) as sock:
+            say("starting the engine …")
+            async with start_pair(pair, roles_of(method, method_config), Path(logs)) as engines:
+                service = build_service(
+                    method, method_config, task, engines.endpoints, state=state, api_key=api_key
+                )
+                config = uvicorn.Config(
+                    create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=10
+                )
+                shown = f"[{host}]" if ":" in host else host
+                say(f"{method} listens on http://{shown}:{sock.getsockname()[1]}/v1 (Ctrl-C stops it)")
+                await uvicorn.Server(config).serve(sockets=[sock])
+
+    asyncio.run(run())

@@ -1,0 +1,197 @@
+"""Runs every cell of a resolved configuration: sequential, closed loop, over HTTP, one record per request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from bench.config import Cell, RunConfig, validate
+from bench.engine import Role
+from bench.errors import EngineUnavailable
+from bench.records import Record
+from bench.registry import method_class, variant, workload
+from bench.samples import Sample
+from bench.workload import DatasetFacts, Workload
+from runners.chat import open_session
+from runners.child import ServiceProcess
+from runners.journal import prune
+from runners.observe import Clock, Planned, observe
+from runners.pair import Pair, start_pair
+from runners.serve import roles_of
+from runners.store import Run, latest
+
+__all__ = ["CellPlan", "Progress", "execute", "plan", "resolve"]
+
+_GIVE_UP_AFTER = 5
+"""Infrastructure failures in a row after which the run stops instead of failing every request left."""
+_READY_S = 120.0
+
+
+class Progress(Protocol):
+    """Told what happens, to draw it."""
+
+    def phase(self, text: str) -> None:
+        """Something without a known length has begun (starting engines, …)."""
+        ...
+
+    def cell(self, cell_id: str, done: int, total: int) -> None:
+        """A cell begins, with ``done`` of its ``total`` requests recorded earlier."""
+        ...
+
+    def record(self, record: Record) -> None:
+        """A request has been recorded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    """A cell with everything loaded that it needs."""
+
+    cell: Cell
+    workload: Workload
+    samples: list[Sample]
+    facts: DatasetFacts
+
+    @property
+    def planned(self) -> list[Planned]:
+        """Every request of the cell, in its order."""
+        return [
+            Planned(self.cell, repeat, index, sample)
+            for repeat in range(self.cell.repeats)
+            for index, sample in enumerate(self.samples)
+        ]
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Return ``config`` with every method's settings checked and their defaults filled in.
+
+    Raises:
+        UsageError: A name or a setting is unknown.
+    """
+    cells = []
+    for cell in config.cells:
+        spec = variant(cell.method)
+        cls: Any = method_class(spec.method)
+        own = {**spec.config, **cell.method_config}
+        settings = validate(cls.Config, own, f"{cell.id}.method_config")
+        workload(cell.workload)
+        cells.append(cell.model_copy(update={"method_config": settings.model_dump(mode="json")}))
+    return config.model_copy(update={"cells": tuple(cells)})
+
+
+def plan(config: RunConfig) -> list[CellPlan]:
+    """Load the samples of every cell; cells with one selection share them.
+
+    Raises:
+        DataMissing, UsageError: As :meth:`bench.workload.Workload.load`.
+    """
+    loaded: dict[str, tuple[Workload, list[Sample], DatasetFacts]] = {}
+    plans = []
+    for cell in config.cells:
+        key = f"{cell.workload} {cell.selection.model_dump_json()}"
+        if key not in loaded:
+            one = workload(cell.workload)
+            loaded[key] = (one, *one.load(cell.selection.selection()))
+        plans.append(CellPlan(cell, *loaded[key]))
+    return plans
+
+
+async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress) -> None:
+    """Do every request of ``plans`` that has no record yet, and record it.
+
+    The run must be locked. Engines are started for the roles that the methods left to run call.
+
+    Raises:
+        ModelMissing, EngineUnavailable: An engine or a service did not come up, or failed for good; what
+            was recorded stays, and ``resume`` goes on from there.
+    """
+    records = run.records()
+    clock = Clock(max((record.times.finished for record in records), default=0))
+    todo = {item.cell.id: _left(item, records) for item in plans}
+    roles = _roles(item.cell for item in plans if todo[item.cell.id])
+    if not roles:
+        return
+    progress.phase("starting " + " and ".join(f"the {role} engine" for role in roles))
+    async with start_pair(config.pair, roles, run.path / "logs") as pair, open_session() as session:
+        run.update(engines={**(run.read().get("engines") or {}), **_known(await pair.probe())})
+        for item in plans:
+            left = todo[item.cell.id]
+            progress.cell(item.cell.id, len(item.planned) - len(left), len(item.planned))
+            if left:
+                await _run_cell(run, item, left, pair, session, clock, progress)
+        run.update(engines={**run.read()["engines"], **_known(await pair.probe())})
+
+
+def _roles(cells: Any) -> tuple[Role, ...]:
+    wanted = {role for cell in cells for role in roles_of(cell.method, cell.method_config)}
+    ordered: tuple[Role, ...] = ("target", "small")
+    return tuple(role for role in ordered if role in wanted)
+
+
+def _known(probe: Mapping[str, Any]) -> dict[str, Any]:
+    return {role: facts for role, facts in probe.items() if facts is not None}
+
+
+def _left(item: CellPlan, records: list[Record]) -> list[tuple[Planned, int]]:
+    """Return the requests to do with their attempt numbers: new ones first, then those that failed."""
+    last = {record.key: record for record in latest(records) if record.cell == item.cell.id}
+    new = [(planned, 1) for planned in item.planned if planned.key not in last]
+    failed = [
+        (planned, last[planned.key].attempt + 1)
+        for planned in item.planned
+        if planned.key in last and not last[planned.key].completed
+    ]
+    return new + failed
+
+
+async def _run_cell(
+    run: Run,
+    item: CellPlan,
+    left: list[tuple[Planned, int]],
+    pair: Pair,
+    session: aiohttp.ClientSession,
+    clock: Clock,
+    progress: Progress,
+) -> None:
+    cell = item.cell
+    resets = dict(run.read().get("cache_resets") or {})
+    resets.setdefault(cell.id, []).append(await pair.reset_caches())
+    run.update(cache_resets=resets)
+    state = run.path / "cache" / f"{cell.id}.jsonl"
+    service = ServiceProcess(cell, pair.endpoints, state, run.path / "logs" / f"{cell.id}.log")
+    recorded = {_request_id(run, record.key, record.attempt) for record in run.records()}
+    failures = 0
+    try:
+        for planned, attempt in left:
+            if not service.alive:
+                await service.stop()
+                # What a request without a record did to the state never happened.
+                prune(state, recorded.__contains__)
+                await service.start()
+            request_id = _request_id(run, planned.key, attempt)
+            record = await observe(
+                session, service.url, run.id, planned, attempt, request_id, item.workload, clock
+            )
+            run.append(record)
+            recorded.add(request_id)
+            progress.record(record)
+            if record.outcome != "infra_error":
+                failures = 0
+                continue
+            failures += 1
+            if failures >= _GIVE_UP_AFTER or not await pair.wait_ready(_READY_S):
+                message = record.error.message if record.error else "no message"
+                raise EngineUnavailable(
+                    f"{cell.id}: {failures} requests in a row failed ({message}). "
+                    f"See {run.path / 'logs'}, then: reusebench resume {run.id}"
+                )
+    finally:
+        await service.stop()
+
+
+def _request_id(run: Run, key: tuple[str, int, int], attempt: int) -> str:
+    cell, repeat, index = key
+    return f"{run.id}/{cell}/{repeat}/{index}/{attempt}"

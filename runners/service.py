@@ -1,0 +1,328 @@
+"""The service: one method behind an OpenAI-compatible HTTP API.
+
+The runner drives nothing else, and it is what a user deploys in front of a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from bench.engine import Role
+from bench.errors import EngineError, EngineRefused, EngineTimeout, ReuseBenchError, UsageError
+from bench.method import ChatRequest, Environment, Method, Reply, StateEvent, Stateful, Trace
+from runners.chat import open_session
+from runners.client import Endpoint, InstrumentedClient
+from runners.journal import Journal
+from runners.protocol import BadRequest, Streamed, completion_body, error_body, parse_request, usage_of
+from runners.telemetry import Telemetry
+
+__all__ = ["REQUEST_HEADER", "TRACE_HEADER", "Service", "create_app"]
+
+REQUEST_HEADER = "x-reusebench-request"
+"""Names the request in the journal; a fresh id is made where it is absent."""
+TRACE_HEADER = "x-reusebench-trace"
+"""Asks for the full trace (stages, engine calls) in the reply's ``reusebench`` field."""
+
+
+@dataclass(slots=True)
+class Service:
+    """Everything that one served method lives with.
+
+    Attributes:
+        name: Registered name of the method, also its model name in ``/v1/models``.
+        method: The method.
+        environment: What it was built with; its executor is closed with the service.
+        endpoints: Engines by role.
+        journal: Where state changes go.
+        api_key: Bearer token that every request must carry; None means open.
+    """
+
+    name: str
+    method: Method
+    environment: Environment
+    endpoints: Mapping[Role, Endpoint]
+    journal: Journal
+    api_key: str | None = None
+    session: aiohttp.ClientSession | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    @property
+    def state(self) -> Stateful | None:
+        """The method's stateful side, or None."""
+        return self.method if isinstance(self.method, Stateful) else None
+
+    async def open(self) -> None:
+        """Connect, and rebuild the method's state from the journal."""
+        self.session = open_session()
+        if self.state is not None:
+            for event in self.journal.read():
+                self.state.apply(event)
+
+    async def close(self) -> None:
+        """Stop the executor and close connections and files."""
+        await self.environment.executor.close()
+        if self.session is not None:
+            await self.session.close()
+        self.journal.close()
+
+    def replace_state(self, events: list[StateEvent]) -> None:
+        """Forget the present state and apply ``events``; a bad event leaves the state as it was.
+
+        Raises:
+            BadRequest: The method has no state, or an event is not one of its own.
+        """
+        state = self.state
+        if state is None:
+            raise BadRequest(f"{self.name} keeps no state", param="events")
+        before = list(state.snapshot())
+        try:
+            state.reset()
+            for event in events:
+                state.apply(event)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            state.reset()
+            for event in before:
+                state.apply(event)
+            raise BadRequest(f"an event is not one of {self.name}'s: {error!r}", param="events") from error
+        self.journal.replace(events)
+
+
+class _Context:
+    """:class:`bench.method.Context` for one request."""
+
+    def __init__(self, service: Service, request_id: str, emit: Callable[[str], Any]) -> None:
+        self.trace = Trace(received_ns=time.monotonic_ns())
+        self.emit = emit
+        self._service = service
+        self._request_id = request_id
+
+    def _client(self, role: Role) -> InstrumentedClient:
+        endpoint = self._service.endpoints.get(role)
+        if endpoint is None or self._service.session is None:
+            raise UsageError(f"{self._service.name} needs a {role} engine, and this service has none.")
+        return InstrumentedClient(self._service.session, endpoint, role, self.trace)
+
+    @property
+    def target(self) -> InstrumentedClient:
+        return self._client("target")
+
+    @property
+    def small(self) -> InstrumentedClient:
+        return self._client("small")
+
+    def commit(self, event: StateEvent) -> None:
+        state = self._service.state
+        if state is None:
+            raise TypeError(f"{self._service.name} commits state but is not Stateful")
+        self._service.journal.append(self._request_id, event)
+        state.apply(event)
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the ASGI application around ``service``; its lifespan opens and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.open()
+        yield
+        await service.close()
+
+    app = FastAPI(title=f"ReuseBench: {service.name}", lifespan=lifespan, openapi_url=None)
+    app.add_exception_handler(BadRequest, _on_bad_request)
+    app.add_exception_handler(404, _on_unknown_path)
+    app.add_exception_handler(405, _on_unknown_path)
+
+    def check_key(request: Request) -> None:
+        if service.api_key is not None:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not secrets.compare_digest(given.encode(), service.api_key.encode()):
+                raise BadRequest("a valid API key is needed (Authorization: Bearer …)", status=401)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        check_key(request)
+        return await _chat(service, request)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        check_key(request)
+        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "reusebench"}
+        return {"object": "list", "data": [model]}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "method": service.name}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        stats = service.state.stats() if service.state is not None else {}
+        return PlainTextResponse(service.telemetry.render(stats), media_type=service.telemetry.content_type)
+
+    @app.post("/admin/reset")
+    async def reset(request: Request) -> dict[str, Any]:
+        check_key(request)
+        if service.state is not None:
+            service.state.reset()
+            service.journal.replace([])
+        return {"reset": service.state is not None}
+
+    @app.get("/admin/stats")
+    async def stats(request: Request) -> dict[str, Any]:
+        check_key(request)
+        own = dict(service.state.stats()) if service.state is not None else {}
+        return {"method": service.name, "requests": service.telemetry.summary(), "state": own}
+
+    @app.get("/admin/cache")
+    async def get_cache(request: Request) -> dict[str, Any]:
+        check_key(request)
+        events = list(service.state.snapshot()) if service.state is not None else []
+        return {"method": service.name, "events": events}
+
+    @app.put("/admin/cache")
+    async def put_cache(request: Request) -> dict[str, Any]:
+        check_key(request)
+        body = await _json_object(request)
+        events = body.get("events")
+        if body.get("method") != service.name:
+            raise BadRequest(
+                f"this state is of {body.get('method')!r}; this service runs {service.name!r}", param="method"
+            )
+        if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+            raise BadRequest("`events` must be a list of objects, as GET /admin/cache gives", param="events")
+        service.replace_state(events)
+        return {"events": len(events)}
+
+    return app
+
+
+async def _chat(service: Service, request: Request) -> Response:
+    body = await _json_object(request)
+    chat, options = parse_request(body, service.name)
+    request_id = request.headers.get(REQUEST_HEADER) or uuid.uuid4().hex
+    with_trace = TRACE_HEADER in request.headers
+    if not options.stream:
+        context = _Context(service, request_id, _ignore)
+        try:
+            reply = await _answer(service, chat, context)
+        except ReuseBenchError as error:
+            return _failure(error, context, with_trace)
+        extension = _extension(reply, context, with_trace)
+        content = completion_body(
+            request_id, chat.model, reply, usage_of(context.trace), options.stop, extension
+        )
+        return JSONResponse(content, headers=_reply_headers(reply))
+
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    context = _Context(service, request_id, pieces.put)
+    work = asyncio.create_task(_answer(service, chat, context))
+    work.add_done_callback(lambda _: pieces.put_nowait(None))
+    first = await pieces.get()
+    failed = work.exception() if first is None else None
+    if failed is not None:  # nothing has been sent yet, so the failure still gets its own HTTP status
+        if isinstance(failed, ReuseBenchError):
+            return _failure(failed, context, with_trace)
+        raise failed
+    streamed = Streamed(request_id, chat.model, options.include_usage, options.stop)
+
+    async def chunks() -> AsyncIterator[str]:
+        try:
+            yield streamed.role()
+            piece = first
+            while piece is not None:
+                if text := streamed.content(piece):
+                    yield text
+                piece = await pieces.get()
+            failure = work.exception()
+            if failure is not None:
+                yield streamed.error(error_body(failure))
+                return
+            reply = work.result()
+            extension = _extension(reply, context, with_trace)
+            for text in streamed.finish(reply, usage_of(context.trace), extension):
+                yield text
+        finally:
+            work.cancel()
+
+    headers = _reply_headers(work.result()) if first is None else {}
+    return StreamingResponse(chunks(), media_type="text/event-stream", headers=headers)
+
+
+async def _answer(service: Service, chat: ChatRequest, context: _Context) -> Reply:
+    """Run the method and count the outcome."""
+    with service.telemetry.request(context.trace) as done:
+        reply = await service.method.reply(chat, context)
+        done(reply)
+    return reply
+
+
+async def _ignore(piece: str) -> None:
+    """Take streamed text that nobody asked for."""
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _extension(reply: Reply, context: _Context, with_trace: bool) -> dict[str, Any]:
+    extension: dict[str, Any] = {"cache": reply.cache.to_json()}
+    if with_trace:
+        extension |= {"details": dict(reply.details), **_trace(context.trace)}
+    return extension
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    return {
+        "received_ns": trace.received_ns,
+        "stages": [[stage.name, stage.started_ns, stage.finished_ns] for stage in trace.stages],
+        "calls": [call.to_json() for call in trace.calls],
+    }
+
+
+def _reply_headers(reply: Reply) -> dict[str, str]:
+    return {"x-reusebench-cache": reply.cache.kind}
+
+
+def _failure(error: ReuseBenchError, context: _Context, with_trace: bool) -> JSONResponse:
+    body = error_body(error)
+    if with_trace:
+        body["reusebench"] = _trace(context.trace)
+    return JSONResponse(body, status_code=_status(error))
+
+
+def _status(error: ReuseBenchError) -> int:
+    if isinstance(error, EngineRefused):
+        return error.status or 400
+    if isinstance(error, EngineTimeout):
+        return 504
+    if isinstance(error, EngineError):
+        return 502
+    return 400 if isinstance(error, UsageError) else 500
+
+
+async def _on_bad_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadRequest)
+    return JSONResponse(error.body(), status_code=error.status)
+
+
+async def _on_unknown_path(request: Request, error: Exception) -> Response:
+    text = f"{request.method} {request.url.path} is not served here"
+    status = getattr(error, "status_code", 404)
+    return JSONResponse(BadRequest(text, status=status).body(), status_code=status)

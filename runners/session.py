@@ -1,0 +1,215 @@
+"""The life of a run: begun, driven to its end or to a stop, taken up again, regraded."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.config import Experiment, RunConfig, config_hash, validate
+from bench.errors import ReuseBenchError, UsageError
+from bench.records import Record
+from bench.registry import workload
+from runners.machine import git_facts, machine_facts, package_versions
+from runners.observe import grade_record
+from runners.run import CellPlan, Progress, execute, plan, resolve
+from runners.store import Run, list_runs
+
+__all__ = ["Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
+
+
+def begin(
+    root: Path, config: RunConfig, declared: Experiment | None
+) -> tuple[Run, RunConfig, list[CellPlan]]:
+    """Check and load everything, and only then make the run's folder.
+
+    Args:
+        root: Folder of runs.
+        config: What to run.
+        declared: The experiment that it came from, or None.
+
+    Raises:
+        UsageError, DataMissing: The configuration or a data set is at fault; nothing was made.
+    """
+    config = resolve(config)
+    plans = plan(config)
+    facts = {
+        "status": "running",
+        "source": "live",
+        "experiment": _experiment_facts(config, declared),
+        "profile": config.profile,
+        "config": _config_facts(config),
+        "config_hash": config_hash(config),
+        "git": git_facts(),
+        "packages": package_versions(),
+        "machine": machine_facts(),
+        "engines": {"target": None, "small": None},
+        "datasets": {item.cell.id: asdict(item.facts) for item in plans},
+        "workloads": {item.cell.workload: _workload_facts(item) for item in plans},
+        "planned": {item.cell.id: len(item.planned) for item in plans},
+        "seeds": {item.cell.id: item.cell.selection.seed for item in plans},
+        "verdict": None,
+    }
+    return Run.create(root, config.experiment, facts), config, plans
+
+
+def _experiment_facts(config: RunConfig, declared: Experiment | None) -> dict[str, Any]:
+    if declared is None:
+        names = " × ".join(dict.fromkeys(cell.workload for cell in config.cells))
+        methods = ", ".join(dict.fromkeys(cell.method for cell in config.cells))
+        return {
+            "id": config.experiment,
+            "title": f"{names}: {methods}",
+            "paper": None,
+            "about": None,
+            "baseline": config.baseline,
+        }
+    return declared.model_dump(mode="json", exclude={"workloads", "methods", "selection"})
+
+
+def _config_facts(config: RunConfig) -> dict[str, Any]:
+    dump = config.model_dump(mode="json")
+    dump["cells"] = [{"id": cell.id, **cell.model_dump(mode="json")} for cell in config.cells]
+    return dump
+
+
+def _workload_facts(item: CellPlan) -> dict[str, Any]:
+    # Grading the empty reply costs nothing and names every score that the workload records.
+    scores = list(item.workload.grade(item.samples[0], "").scores)
+    return {"version": item.workload.version, "primary_score": item.workload.primary_score, "scores": scores}
+
+
+def take_up(run: Run) -> tuple[RunConfig, list[CellPlan]]:
+    """Lock a run and load what it was made of.
+
+    Raises:
+        RunLocked: It is being written.
+        UsageError: Its data or its workload is no longer what it was.
+    """
+    facts = run.read()
+    run.lock()
+    data = facts["config"]
+    cells = [{key: value for key, value in cell.items() if key != "id"} for cell in data["cells"]]
+    config = validate(RunConfig, {**data, "cells": cells}, f"{run.path}/run.json")
+    plans = plan(config)
+    for item in plans:
+        before, now = facts["datasets"][item.cell.id]["sha256"], item.facts.sha256
+        if before != now:
+            raise UsageError(
+                f"{item.cell.id}: the data is no longer what the run began with (SHA-256 {before[:12]}…, now "
+                f"{now[:12]}…). Restore it, or begin a new run."
+            )
+        version = facts["workloads"][item.cell.workload]["version"]
+        if version != item.workload.version:
+            raise UsageError(
+                f"{item.cell.workload} is now version {item.workload.version}, and the run began with "
+                f"{version}; their numbers don't mix. Begin a new run."
+            )
+    return config, plans
+
+
+def drive(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress) -> None:
+    """Run what is left of a locked run, and write down how that ended.
+
+    SIGINT and SIGTERM stop it in order: engines and services end, every finished record is kept.
+
+    Raises:
+        KeyboardInterrupt: It was stopped.
+        ReuseBenchError: It can't go on.
+    """
+    if run.read().get("status") != "running":
+        run.update(status="running")
+    try:
+        asyncio.run(_until_stopped(run, config, plans, progress))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        run.update(status="interrupted")
+        raise KeyboardInterrupt from None
+    except ReuseBenchError as error:
+        run.update(status="failed", failure={"type": type(error).__name__, "message": str(error)})
+        raise
+    else:
+        facts = run.read()
+        facts.pop("failure", None)
+        run.write({**facts, "status": "complete"})
+
+
+async def _until_stopped(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await execute(run, config, plans, progress)
+
+
+def unfinished(root: Path, config: RunConfig) -> Run | None:
+    """Return the newest run of exactly this configuration that was begun and not finished, or None."""
+    wanted = config_hash(resolve(config))
+    for run in reversed(list_runs(root)):
+        facts = run.read()
+        if facts.get("config_hash") == wanted:
+            return run if facts["status"] != "complete" else None
+    return None
+
+
+class Regraded:
+    """What regrading changed.
+
+    Attributes:
+        graded: How many records carry a grade.
+        changed: Records whose scores or extracted answer differ, as (before, after).
+    """
+
+    def __init__(self, graded: int, changed: list[tuple[Record, Record]]) -> None:
+        self.graded = graded
+        self.changed = changed
+
+
+def regrade(run: Run, *, write: bool) -> Regraded:
+    """Grade every complete reply of a run again, without inference.
+
+    Args:
+        run: Any run.
+        write: Replace the records (atomically) where grades changed.
+
+    Raises:
+        RunLocked: It is being written.
+        UsageError: Its data is no longer what it was.
+    """
+    facts = run.read()
+    if write:
+        run.lock()
+    config = validate(
+        RunConfig,
+        {
+            **facts["config"],
+            "cells": [{k: v for k, v in c.items() if k != "id"} for c in facts["config"]["cells"]],
+        },
+        f"{run.path}/run.json",
+    )
+    samples = {
+        (item.cell.id, sample.id): (item.workload, sample) for item in plan(config) for sample in item.samples
+    }
+    changed: list[tuple[Record, Record]] = []
+    result: list[Record] = []
+    for record in run.records():
+        after = record
+        if record.grade is not None and record.reply is not None:
+            if (record.cell, record.sample) not in samples:
+                raise UsageError(f"The data no longer has sample {record.sample}; restore it to regrade.")
+            grade = grade_record(*samples[record.cell, record.sample], record.reply)
+            outcome = "ok" if grade.parsed else "unparsed"
+            after = record.model_copy(update={"grade": grade, "outcome": outcome})
+            if (after.grade, after.outcome) != (record.grade, record.outcome):
+                changed.append((record, after))
+        result.append(after)
+    if write and changed:
+        run.replace_records(result)
+        names = {cell.workload for cell in config.cells}
+        versions = {**facts["workloads"]}
+        for name in names:
+            versions[name] = {**versions[name], "version": workload(name).version}
+        run.update(workloads=versions)
+    return Regraded(sum(record.grade is not None for record in result), changed)
