@@ -44,7 +44,7 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 
 bench: models
-	@$(BIN)/python -m runners.bench
+	@$(BIN)/python -m reports.overheads
 
 lock: pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
