@@ -6,6 +6,7 @@ Used on both sides of a service: the runner drives services with it, and service
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +21,8 @@ from bench.errors import EngineError, EngineRefused, EngineTimeout, StreamBroken
 __all__ = ["ChatResult", "open_session", "send_chat"]
 
 _RETRIABLE_4XX = frozenset({408, 409, 425, 429})
+_KEEP_S = 4.0  # below what servers keep (uvicorn and llama.cpp: 5 s), so that none closes as we send
+_LINGER_S = 0.1  # a server has this long to end its stream after [DONE]; then its connection is dropped
 
 
 @dataclass(slots=True)
@@ -28,7 +31,7 @@ class ChatResult:
 
     Attributes:
         text, reasoning: The two channels' texts; ``""`` where nothing came.
-        finish_reason: As sent; ``"stop"`` where a stream ended with ``[DONE]`` and named none.
+        finish_reason: As sent; ``"stop"`` where a stream brought text, ended with ``[DONE]`` and named none.
         tool_calls: In the OpenAI shape, argument fragments joined.
         usage: As sent, or None.
         extra: Other top-level fields of the body or of the chunks (``timings``, ``reusebench``, …).
@@ -50,7 +53,7 @@ class ChatResult:
 def open_session() -> aiohttp.ClientSession:
     """Return a session with no hidden limits: no pool cap, no default time-out, no proxy from elsewhere."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S),
         timeout=aiohttp.ClientTimeout(total=None),
     )
 
@@ -77,7 +80,7 @@ async def send_chat(
     Raises:
         EngineTimeout: The limit passed.
         EngineRefused: 4xx; the message is the server's own.
-        StreamBroken: The stream broke off, or carried an error object.
+        StreamBroken: The stream broke off, brought nothing, or carried an error object.
         EngineError: No connection, 408/409/425/429, 5xx, or a body that is no completion.
     """
     result = ChatResult(started_ns=time.monotonic_ns())
@@ -100,7 +103,7 @@ async def send_chat(
         raise StreamBroken(f"the connection closed before the reply was complete ({error})") from error
     except aiohttp.ClientError as error:
         raise EngineError(f"no usable connection to the server: {error}", kind="connection") from error
-    result.finished_ns = time.monotonic_ns()
+    result.finished_ns = result.finished_ns or time.monotonic_ns()
     return result
 
 
@@ -114,7 +117,7 @@ def _http_error(status: int, text: str) -> EngineError:
     if isinstance(parsed, dict):
         body = parsed
         error = body.get("error")
-        message = str(error.get("message") if isinstance(error, dict) else error or message)
+        message = str((error.get("message") if isinstance(error, dict) else error) or message)
     if 400 <= status < 500 and status not in _RETRIABLE_4XX:
         return EngineRefused(f"HTTP {status}: {message}", status=status, body=body)
     return EngineError(f"HTTP {status}: {message}", status=status, kind=f"http_{status}", body=body)
@@ -123,8 +126,10 @@ def _http_error(status: int, text: str) -> EngineError:
 def _read_body(raw: bytes, result: ChatResult) -> None:
     try:
         body = json.loads(raw)
+        if isinstance(body, dict) and body.get("error"):
+            raise _reported_error(body, "in the reply")
         choice = body["choices"][0]
-        message = choice["message"]
+        message = dict(choice["message"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise EngineError(f"the reply is no chat completion: {raw[:200]!r}", kind="bad_reply") from error
     _note_top_level(body, result)
@@ -149,7 +154,7 @@ async def _read_stream(reply: aiohttp.ClientResponse, result: ChatResult, emit: 
         except ValueError as error:
             raise StreamBroken(f"a chunk of the stream is no JSON: {data[:200]!r}") from error
         if not isinstance(chunk, dict) or chunk.get("error"):
-            raise _stream_error(chunk)
+            raise _reported_error(chunk, "inside the stream")
         _note_top_level(chunk, result)
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
@@ -174,18 +179,26 @@ async def _read_stream(reply: aiohttp.ClientResponse, result: ChatResult, emit: 
     if not result.finish_reason:
         if not done:
             raise StreamBroken("the stream ended without a finish reason")
+        if result.first_token_ns is None:
+            raise StreamBroken("the stream ended without a token and without a finish reason")
         result.finish_reason = "stop"
+    if done:
+        # The reply is whole. Only a connection read to its end can be used again.
+        result.finished_ns = time.monotonic_ns()
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_LINGER_S):
+                await reply.read()
     result.text = "".join(pieces)
     result.reasoning = "".join(thoughts)
 
 
-def _stream_error(chunk: Any) -> StreamBroken:
+def _reported_error(chunk: Any, where: str) -> StreamBroken:
     body = chunk if isinstance(chunk, dict) else {}
     error = body.get("error", chunk)
     message, kind = (
         (error.get("message"), error.get("type")) if isinstance(error, dict) else (repr(error), None)
     )
-    return StreamBroken(f"the server sent an error inside the stream: {message}", kind=kind, body=body)
+    return StreamBroken(f"the server sent an error {where}: {message}", kind=kind, body=body)
 
 
 def _note_top_level(body: Mapping[str, Any], result: ChatResult) -> None:

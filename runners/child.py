@@ -80,7 +80,8 @@ class ServiceProcess:
                         if reply.status == 200:
                             return
                 except (aiohttp.ClientError, TimeoutError):
-                    await asyncio.sleep(0.02)
+                    pass  # not yet
+                await asyncio.sleep(0.02)
         tail = self._log_path.read_text(encoding="utf-8", errors="replace")[-1500:]
         await self.stop()
         raise EngineUnavailable(

@@ -81,9 +81,12 @@ class InstrumentedClient:
         except EngineError as error:
             call.error = {"type": error.kind, "message": str(error)}
             raise
+        except asyncio.CancelledError:
+            call.error = {"type": "cancelled", "message": "the request was cancelled"}
+            raise
         finally:
             call.finished_ns = time.monotonic_ns()
-        _fill(call, result)
+        _fill(call, result, thinking)
         return _completion(result, thinking, body, call)
 
     async def _send(
@@ -129,6 +132,7 @@ class _ThinkFilter:
         self._state = "start"
         self.fed = False
         self.emitted = False
+        self.passed_ns: int | None = None
         self.thought = ""
         self.text: list[str] = []
 
@@ -166,17 +170,22 @@ class _ThinkFilter:
         return held
 
     async def _pass(self, piece: str) -> None:
+        if self.passed_ns is None:
+            self.passed_ns = time.monotonic_ns()
         self.text.append(piece)
         if self._emit is not None:
             self.emitted = True
             await self._emit(piece)
 
 
-def _fill(call: EngineCall, result: ChatResult) -> None:
+def _fill(call: EngineCall, result: ChatResult, thinking: _ThinkFilter) -> None:
     usage = result.usage or {}
     call.model = result.model or call.model
     call.first_token_ns = result.first_token_ns
+    # A thought in the answer channel is content to HTTP, but no answer yet.
     call.first_content_ns = result.first_content_ns
+    if thinking.thought and result.first_content_ns is not None and not result.tool_calls:
+        call.first_content_ns = thinking.passed_ns
     call.tokens_in = usage.get("prompt_tokens")
     call.tokens_out = usage.get("completion_tokens")
     call.tokens_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

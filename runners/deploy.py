@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,25 @@ from runners.serve import build_service, free_socket, roles_of, task_of
 from runners.service import create_app
 
 __all__ = ["deploy"]
+
+
+class _Server(uvicorn.Server):
+    """Ends on SIGINT and SIGTERM as its base does, but leaves it at that.
+
+    The base raises the signal again at its end, which would cut short the stopping of the engines.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Listen to the signals for as long as the server runs."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
 
 def deploy(
@@ -46,6 +67,7 @@ def deploy(
     Raises:
         UsageError: A name or setting is wrong.
         ModelMissing, EngineUnavailable: An engine did not come up, or the port is taken.
+        ReuseBenchError: The state's file is damaged, or of another method.
     """
     cls: Any = method_class(variant(method).method)
     validate(cls.Config, {**variant(method).config, **method_config}, method)
@@ -59,10 +81,14 @@ def deploy(
                     method, method_config, task, engines.endpoints, state=state, api_key=api_key
                 )
                 config = uvicorn.Config(
-                    create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=10
+                    create_app(service),
+                    log_level="warning",
+                    access_log=False,
+                    lifespan="on",
+                    timeout_graceful_shutdown=10,
                 )
                 shown = f"[{host}]" if ":" in host else host
                 say(f"{method} listens on http://{shown}:{sock.getsockname()[1]}/v1 (Ctrl-C stops it)")
-                await uvicorn.Server(config).serve(sockets=[sock])
+                await _Server(config).serve(sockets=[sock])
 
     asyncio.run(run())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.config import EngineConfig, Profile
 from bench.engine import Role
-from bench.errors import ReuseBenchError
+from bench.errors import ModelMissing, ReuseBenchError
 from bench.method import Trace
 from bench.registry import names, workload
 from bench.workload import Selection
@@ -161,7 +161,8 @@ async def _engine(profile: Profile, role: Role) -> Check:
                     [message], purpose="answer", params={"max_tokens": 4, "temperature": 0}
                 )
     except ReuseBenchError as error:
-        cure = "reusebench models pull" if error.exit_code == 4 else "See the message."
+        missing = isinstance(error, ModelMissing)
+        cure = "reusebench models pull" if missing else "Do as the message says; it comes from the engine."
         return Check(f"engine: {role}", False, str(error), cure)
     return Check(f"engine: {role}", True, f"answers ({done.call.tokens_out} tokens)")
 

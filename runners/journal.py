@@ -18,34 +18,37 @@ from bench.method import StateEvent
 
 __all__ = ["Journal", "prune", "write_atomically"]
 
+_PRIVATE = 0o600  # it holds what users asked and were told
+
 
 class Journal:
     """Append-only JSON lines ``{"request", "event"}``; in memory only where ``path`` is None."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self.path = path
         self._file: int | None = None
 
     def read(self) -> Iterator[StateEvent]:
         """Yield the stored events; a torn last line is not an event."""
-        for entry in _entries(self._path):
+        for entry in _entries(self.path):
             yield entry["event"]
 
     def append(self, request_id: str | None, event: StateEvent) -> None:
         """Write one event; when this returns, a kill of this process can't lose it."""
-        if self._path is None:
+        if self.path is None:
             return
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        line = json.dumps({"request": request_id, "event": event}, ensure_ascii=False)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self.path)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE)
+        line = json.dumps({"request": request_id, "event": event})
         os.write(self._file, line.encode() + b"\n")
 
     def replace(self, events: Iterable[StateEvent]) -> None:
         """Make ``events`` the whole content, atomically."""
         self.close()
-        if self._path is not None:
-            _write(self._path, ({"request": None, "event": event} for event in events))
+        if self.path is not None:
+            _write(self.path, ({"request": None, "event": event} for event in events))
 
     def close(self) -> None:
         """Close the file; :meth:`append` opens it again."""
@@ -60,11 +63,12 @@ def prune(path: Path, keep: Callable[[str | None], bool]) -> None:
         _write(path, [entry for entry in _entries(path) if keep(entry["request"])])
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a whole file so that a reader, or a kill, sees the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -80,12 +84,23 @@ def _entries(path: Path | None) -> Iterator[dict[str, Any]]:
         if not line or torn:
             continue
         try:
-            yield json.loads(line)
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not {"request", "event"} <= entry.keys():
+                raise ValueError("no request and event in it")
         except ValueError as error:
             raise ReuseBenchError(
                 f"{path}, line {number}: damaged state ({error}). Delete the file to start empty."
             ) from error
+        yield entry
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what follows the last newline: the next line would become one with it, and both be lost."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
 
 
 def _write(path: Path, entries: Iterable[dict[str, Any]]) -> None:
-    write_atomically(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
+    write_atomically(path, "".join(json.dumps(entry) + "\n" for entry in entries), _PRIVATE)

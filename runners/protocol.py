@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import EngineError, EngineRefused, EngineTimeout, UsageError
+from bench.errors import EngineError, EngineRefused, EngineTimeout, ReuseBenchError, UsageError
 from bench.method import ChatRequest, Reply, Trace
 
 __all__ = [
@@ -132,37 +132,46 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
     return text[:cut]
 
 
-def usage_of(trace: Trace) -> dict[str, Any]:
+def usage_of(trace: Trace) -> dict[str, Any] | None:
     """Return what the engines really spent on this request, in tokens: all zero for a hit.
 
-    The sums are over the calls that completed. The prefix-cached share is given where every call tells it.
+    The sums are over the calls that completed; None where one of them came without its counts. The
+    prefix-cached share is given where every call tells it.
     """
-    prompt = sum(call.tokens_in or 0 for call in trace.calls)
-    completion = sum(call.tokens_out or 0 for call in trace.calls)
+    calls = [call for call in trace.calls if call.error is None]
+    prompt = _total([call.tokens_in for call in calls])
+    completion = _total([call.tokens_out for call in calls])
+    if prompt is None or completion is None:
+        return None
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-    cached = [call.tokens_cached for call in trace.calls]
-    if None not in cached:
-        usage["prompt_tokens_details"] = {"cached_tokens": sum(one or 0 for one in cached)}
+    cached = _total([call.tokens_cached for call in calls])
+    if cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return usage
+
+
+def _total(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def completion_body(
     request_id: str,
     model: str,
     reply: Reply,
-    usage: dict[str, Any],
+    usage: dict[str, Any] | None,
     stop: tuple[str, ...],
     extension: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the body of a non-streamed reply."""
-    message: dict[str, Any] = {"role": "assistant", "content": cut_at_stop(reply.text, stop)}
+    text = cut_at_stop(reply.text, stop)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if reply.tool_calls:
-        message["tool_calls"] = list(reply.tool_calls)
-        message["content"] = reply.text or None
+        message |= {"content": text or None, "tool_calls": list(reply.tool_calls)}
     choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
     return {
         "id": f"chatcmpl-{request_id}",
@@ -176,7 +185,7 @@ def completion_body(
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """Return a failure in the OpenAI error shape."""
+    """Return a failure in the OpenAI error shape; of a bug in a method only its type is told."""
     if isinstance(error, EngineTimeout):
         kind = "timeout"
     elif isinstance(error, EngineRefused | UsageError):
@@ -184,9 +193,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
     else:
         kind = "engine_error" if isinstance(error, EngineError) else "server_error"
     code = error.kind if isinstance(error, EngineError) else type(error).__name__
-    return {
-        "error": {"message": str(error) or type(error).__name__, "type": kind, "param": None, "code": code}
-    }
+    message = str(error) if isinstance(error, ReuseBenchError) else "internal error; the service's log has it"
+    return {"error": {"message": message or code, "type": kind, "param": None, "code": code}}
 
 
 class Streamed:
@@ -220,7 +228,7 @@ class Streamed:
         """Return the chunk that ends a stream whose request failed halfway."""
         return _event(body)
 
-    def finish(self, reply: Reply, usage: dict[str, Any], extension: dict[str, Any]) -> Iterator[str]:
+    def finish(self, reply: Reply, usage: dict[str, Any] | None, extension: dict[str, Any]) -> Iterator[str]:
         """Yield what is left of the reply, its end, and the usage where it was asked for."""
         rest = cut_at_stop(reply.text, self._stop)[self._sent :]
         if rest:
@@ -235,4 +243,4 @@ class Streamed:
 
 
 def _event(payload: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(payload, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {json.dumps(payload, separators=(',', ':'))}\n\n"

@@ -26,7 +26,7 @@ from runners.store import Run, latest
 __all__ = ["CellPlan", "Progress", "execute", "plan", "resolve"]
 
 _GIVE_UP_AFTER = 5
-"""Infrastructure failures in a row after which the run stops instead of failing every request left."""
+"""Requests in a row without an answer after which the run stops instead of failing every one left."""
 _READY_S = 120.0
 
 
@@ -116,13 +116,16 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
         return
     progress.phase("starting " + " and ".join(f"the {role} engine" for role in roles))
     async with start_pair(config.pair, roles, run.path / "logs") as pair, open_session() as session:
-        run.update(engines={**(run.read().get("engines") or {}), **_known(await pair.probe())})
-        for item in plans:
-            left = todo[item.cell.id]
-            progress.cell(item.cell.id, len(item.planned) - len(left), len(item.planned))
-            if left:
-                await _run_cell(run, item, left, pair, session, clock, progress)
-        run.update(engines={**run.read()["engines"], **_known(await pair.probe())})
+        before = run.read().get("engines") or {}
+        run.update(engines=_engine_facts(before, await pair.probe()))
+        try:
+            for item in plans:
+                left = todo[item.cell.id]
+                progress.cell(item.cell.id, len(item.planned) - len(left), len(item.planned))
+                if left:
+                    await _run_cell(run, item, left, pair, session, clock, progress)
+        finally:  # also of a run that stops here: restarts so far must not be forgotten
+            run.update(engines=_engine_facts(before, await pair.probe()))
 
 
 def _roles(cells: Any) -> tuple[Role, ...]:
@@ -131,8 +134,15 @@ def _roles(cells: Any) -> tuple[Role, ...]:
     return tuple(role for role in ordered if role in wanted)
 
 
-def _known(probe: Mapping[str, Any]) -> dict[str, Any]:
-    return {role: facts for role, facts in probe.items() if facts is not None}
+def _engine_facts(before: Mapping[str, Any], probe: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay what the engines say over what an earlier session wrote; restarts add up."""
+    result = dict(before)
+    for role, facts in probe.items():
+        if facts is not None:
+            earlier = (before.get(role) or {}).get("restarts") or 0
+            more = {"restarts": earlier + facts["restarts"]} if "restarts" in facts else {}
+            result[role] = {**facts, **more}
+    return result
 
 
 def _left(item: CellPlan, records: list[Record]) -> list[tuple[Planned, int]]:
@@ -162,31 +172,35 @@ async def _run_cell(
     run.update(cache_resets=resets)
     state = run.path / "cache" / f"{cell.id}.jsonl"
     service = ServiceProcess(cell, pair.endpoints, state, run.path / "logs" / f"{cell.id}.log")
-    recorded = {_request_id(run, record.key, record.attempt) for record in run.records()}
+    done = {_request_id(run, record.key, record.attempt) for record in run.records() if record.completed}
     failures = 0
     try:
         for planned, attempt in left:
             if not service.alive:
                 await service.stop()
-                # What a request without a record did to the state never happened.
-                prune(state, recorded.__contains__)
+                # What a request that came to nothing did to the state never happened.
+                prune(state, done.__contains__)
                 await service.start()
             request_id = _request_id(run, planned.key, attempt)
             record = await observe(
                 session, service.url, run.id, planned, attempt, request_id, item.workload, clock
             )
             run.append(record)
-            recorded.add(request_id)
             progress.record(record)
-            if record.outcome != "infra_error":
+            if record.completed:
+                done.add(request_id)
                 failures = 0
                 continue
             failures += 1
+            if record.outcome == "timeout":
+                # Its work may still go on in there, and would disturb the requests after it.
+                await service.stop()
             if failures >= _GIVE_UP_AFTER or not await pair.wait_ready(_READY_S):
                 message = record.error.message if record.error else "no message"
+                count = "a request" if failures == 1 else f"{failures} requests in a row"
                 raise EngineUnavailable(
-                    f"{cell.id}: {failures} requests in a row failed ({message}). "
-                    f"See {run.path / 'logs'}, then: reusebench resume {run.id}"
+                    f"{cell.id}: {count} failed ({record.outcome}: {message}). Cure the cause (the logs are "
+                    f"in {run.path / 'logs'}), then: {run.resume_command}"
                 )
     finally:
         await service.stop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 import uuid
@@ -29,6 +30,9 @@ from runners.protocol import BadRequest, Streamed, completion_body, error_body, 
 from runners.telemetry import Telemetry
 
 __all__ = ["REQUEST_HEADER", "TRACE_HEADER", "Service", "create_app"]
+
+_LOG = logging.getLogger(__name__)
+_CLIENT_GONE = 499  # nobody reads it; the number is what proxies log for this
 
 REQUEST_HEADER = "x-reusebench-request"
 """Names the request in the journal; a fresh id is made where it is absent."""
@@ -64,11 +68,27 @@ class Service:
         return self.method if isinstance(self.method, Stateful) else None
 
     async def open(self) -> None:
-        """Connect, and rebuild the method's state from the journal."""
+        """Rebuild the method's state from the journal, and connect.
+
+        Raises:
+            ReuseBenchError: The journal is damaged, or of another method.
+        """
+        self.restore()
         self.session = open_session()
-        if self.state is not None:
+
+    def restore(self) -> None:
+        """Make the method's state what the journal says; see :meth:`open`."""
+        if self.state is None:
+            return
+        self.state.reset()
+        try:
             for event in self.journal.read():
                 self.state.apply(event)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ReuseBenchError(
+                f"{self.journal.path} holds an event that is not one of {self.name}'s ({error!r}). "
+                "Is it another method's? Delete the file to start empty."
+            ) from error
 
     async def close(self) -> None:
         """Stop the executor and close connections and files."""
@@ -143,6 +163,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(BadRequest, _on_bad_request)
     app.add_exception_handler(404, _on_unknown_path)
     app.add_exception_handler(405, _on_unknown_path)
+    app.add_exception_handler(Exception, _on_bug)
 
     def check_key(request: Request) -> None:
         if service.api_key is not None:
@@ -212,28 +233,32 @@ async def _chat(service: Service, request: Request) -> Response:
     chat, options = parse_request(body, service.name)
     request_id = request.headers.get(REQUEST_HEADER) or uuid.uuid4().hex
     with_trace = TRACE_HEADER in request.headers
-    if not options.stream:
-        context = _Context(service, request_id, _ignore)
-        try:
-            reply = await _answer(service, chat, context)
-        except ReuseBenchError as error:
-            return _failure(error, context, with_trace)
-        extension = _extension(reply, context, with_trace)
-        content = completion_body(
-            request_id, chat.model, reply, usage_of(context.trace), options.stop, extension
-        )
-        return JSONResponse(content, headers=_reply_headers(reply))
-
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
-    context = _Context(service, request_id, pieces.put)
+    context = _Context(service, request_id, pieces.put if options.stream else _ignore)
     work = asyncio.create_task(_answer(service, chat, context))
     work.add_done_callback(lambda _: pieces.put_nowait(None))
-    first = await pieces.get()
-    failed = work.exception() if first is None else None
-    if failed is not None:  # nothing has been sent yet, so the failure still gets its own HTTP status
-        if isinstance(failed, ReuseBenchError):
-            return _failure(failed, context, with_trace)
-        raise failed
+    _end_with_client(request, work)
+    try:
+        first = await pieces.get()  # without a stream this is the end
+    except asyncio.CancelledError:
+        work.cancel()
+        raise
+    # Until something has been sent, a failure still gets its own HTTP status.
+    if first is None and work.cancelled():
+        return Response(status_code=_CLIENT_GONE)
+    if first is None and (failed := work.exception()) is not None:
+        return _Json(_failure(failed, context, with_trace), status_code=_status(failed))
+    if not options.stream:
+        reply = work.result()
+        content = completion_body(
+            request_id,
+            chat.model,
+            reply,
+            usage_of(context.trace),
+            options.stop,
+            _extension(reply, context, with_trace),
+        )
+        return _Json(content, headers=_reply_headers(reply))
     streamed = Streamed(request_id, chat.model, options.include_usage, options.stop)
 
     async def chunks() -> AsyncIterator[str]:
@@ -244,9 +269,11 @@ async def _chat(service: Service, request: Request) -> Response:
                 if text := streamed.content(piece):
                     yield text
                 piece = await pieces.get()
-            failure = work.exception()
-            if failure is not None:
-                yield streamed.error(error_body(failure))
+            if work.cancelled():
+                return
+            failed = work.exception()
+            if failed is not None:
+                yield streamed.error(_failure(failed, context, with_trace))
                 return
             reply = work.result()
             extension = _extension(reply, context, with_trace)
@@ -257,6 +284,18 @@ async def _chat(service: Service, request: Request) -> Response:
 
     headers = _reply_headers(work.result()) if first is None else {}
     return StreamingResponse(chunks(), media_type="text/event-stream", headers=headers)
+
+
+def _end_with_client(request: Request, work: asyncio.Task[Reply]) -> None:
+    """Cancel ``work``, and with it the engine call, when the client hangs up."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        work.cancel()
+
+    watcher = asyncio.create_task(watch())
+    work.add_done_callback(lambda _: watcher.cancel())
 
 
 async def _answer(service: Service, chat: ChatRequest, context: _Context) -> Reply:
@@ -274,7 +313,7 @@ async def _ignore(piece: str) -> None:
 async def _json_object(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.body())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
@@ -300,16 +339,19 @@ def _reply_headers(reply: Reply) -> dict[str, str]:
     return {"x-reusebench-cache": reply.cache.kind}
 
 
-def _failure(error: ReuseBenchError, context: _Context, with_trace: bool) -> JSONResponse:
+def _failure(error: BaseException, context: _Context, with_trace: bool) -> dict[str, Any]:
+    if not isinstance(error, ReuseBenchError):
+        _LOG.error("a request failed for a reason of our own", exc_info=error)
     body = error_body(error)
     if with_trace:
         body["reusebench"] = _trace(context.trace)
-    return JSONResponse(body, status_code=_status(error))
+    return body
 
 
-def _status(error: ReuseBenchError) -> int:
+def _status(error: BaseException) -> int:
     if isinstance(error, EngineRefused):
-        return error.status or 400
+        # The engine refuses our key, not the client's: nothing that the client could mend.
+        return 502 if error.status in (401, 403, 407) else error.status or 400
     if isinstance(error, EngineTimeout):
         return 504
     if isinstance(error, EngineError):
@@ -317,12 +359,24 @@ def _status(error: ReuseBenchError) -> int:
     return 400 if isinstance(error, UsageError) else 500
 
 
+class _Json(JSONResponse):
+    """JSON in ASCII: a model or client can send half a surrogate pair, which UTF-8 has no form for."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
 async def _on_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
-    return JSONResponse(error.body(), status_code=error.status)
+    return _Json(error.body(), status_code=error.status)
 
 
 async def _on_unknown_path(request: Request, error: Exception) -> Response:
     text = f"{request.method} {request.url.path} is not served here"
     status = getattr(error, "status_code", 404)
-    return JSONResponse(BadRequest(text, status=status).body(), status_code=status)
+    return _Json(BadRequest(text, status=status).body(), status_code=status)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    # The server logs it, with where it came from; the client learns that it happened.
+    return _Json(error_body(error), status_code=500)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.config import Experiment, RunConfig, config_hash, validate
-from bench.errors import ReuseBenchError, UsageError
+from bench.errors import UsageError
 from bench.records import Record
 from bench.registry import workload
 from runners.machine import git_facts, machine_facts, package_versions
@@ -89,8 +89,21 @@ def take_up(run: Run) -> tuple[RunConfig, list[CellPlan]]:
         RunLocked: It is being written.
         UsageError: Its data or its workload is no longer what it was.
     """
-    facts = run.read()
     run.lock()
+    facts = run.read()
+    config, plans = _reload(run, facts)
+    for item in plans:
+        version = facts["workloads"][item.cell.workload]["version"]
+        if version != item.workload.version:
+            raise UsageError(
+                f"{item.cell.workload} is now version {item.workload.version}, and the run began with "
+                f"{version}; their numbers don't mix. Begin a new run."
+            )
+    return config, plans
+
+
+def _reload(run: Run, facts: dict[str, Any]) -> tuple[RunConfig, list[CellPlan]]:
+    """Return a run's configuration with the very samples that it began with."""
     data = facts["config"]
     cells = [{key: value for key, value in cell.items() if key != "id"} for cell in data["cells"]]
     config = validate(RunConfig, {**data, "cells": cells}, f"{run.path}/run.json")
@@ -101,12 +114,6 @@ def take_up(run: Run) -> tuple[RunConfig, list[CellPlan]]:
             raise UsageError(
                 f"{item.cell.id}: the data is no longer what the run began with (SHA-256 {before[:12]}…, now "
                 f"{now[:12]}…). Restore it, or begin a new run."
-            )
-        version = facts["workloads"][item.cell.workload]["version"]
-        if version != item.workload.version:
-            raise UsageError(
-                f"{item.cell.workload} is now version {item.workload.version}, and the run began with "
-                f"{version}; their numbers don't mix. Begin a new run."
             )
     return config, plans
 
@@ -120,20 +127,18 @@ def drive(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress
         KeyboardInterrupt: It was stopped.
         ReuseBenchError: It can't go on.
     """
-    if run.read().get("status") != "running":
-        run.update(status="running")
+    facts = run.read()
+    facts.pop("failure", None)
+    run.write({**facts, "status": "running"})
     try:
         asyncio.run(_until_stopped(run, config, plans, progress))
     except (KeyboardInterrupt, asyncio.CancelledError):
         run.update(status="interrupted")
         raise KeyboardInterrupt from None
-    except ReuseBenchError as error:
+    except Exception as error:  # a bug too must not leave a run that seems to go on
         run.update(status="failed", failure={"type": type(error).__name__, "message": str(error)})
         raise
-    else:
-        facts = run.read()
-        facts.pop("failure", None)
-        run.write({**facts, "status": "complete"})
+    run.update(status="complete")
 
 
 async def _until_stopped(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress) -> None:
@@ -148,7 +153,10 @@ def unfinished(root: Path, config: RunConfig) -> Run | None:
     """Return the newest run of exactly this configuration that was begun and not finished, or None."""
     wanted = config_hash(resolve(config))
     for run in reversed(list_runs(root)):
-        facts = run.read()
+        try:
+            facts = run.read()
+        except UsageError:  # damaged, or of another version: not one to go on with
+            continue
         if facts.get("config_hash") == wanted:
             return run if facts["status"] != "complete" else None
     return None
@@ -178,19 +186,12 @@ def regrade(run: Run, *, write: bool) -> Regraded:
         RunLocked: It is being written.
         UsageError: Its data is no longer what it was.
     """
-    facts = run.read()
     if write:
         run.lock()
-    config = validate(
-        RunConfig,
-        {
-            **facts["config"],
-            "cells": [{k: v for k, v in c.items() if k != "id"} for c in facts["config"]["cells"]],
-        },
-        f"{run.path}/run.json",
-    )
+    facts = run.read()
+    config, plans = _reload(run, facts)
     samples = {
-        (item.cell.id, sample.id): (item.workload, sample) for item in plan(config) for sample in item.samples
+        (item.cell.id, sample.id): (item.workload, sample) for item in plans for sample in item.samples
     }
     changed: list[tuple[Record, Record]] = []
     result: list[Record] = []

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import warnings
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -37,6 +38,11 @@ class Run:
     def id(self) -> str:
         """The folder's name."""
         return self.path.name
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run; it names the folder, which need not be under the default one."""
+        return f"reusebench resume {shlex.quote(str(self.path))}"
 
     @classmethod
     def create(cls, root: Path, experiment: str, facts: dict[str, Any]) -> Run:
@@ -83,7 +89,8 @@ class Run:
 
     def write(self, facts: dict[str, Any]) -> None:
         """Replace ``run.json`` atomically."""
-        write_atomically(self.path / "run.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.path / "run.json", text + "\n")
 
     def update(self, **changes: Any) -> dict[str, Any]:
         """Change some top-level fields of ``run.json`` and return the whole."""
@@ -107,13 +114,49 @@ class Run:
             ) from error
         self._lock = handle
 
+    @property
+    def written_elsewhere(self) -> bool:
+        """Whether another process is writing to the run at this moment."""
+        if self._lock is not None:
+            return False
+        probe = Run(self.path)
+        try:
+            probe.lock()
+        except RunLocked:
+            return True
+        probe.close()
+        return False
+
+    @property
+    def status(self) -> str:
+        """``running``, ``complete``, ``interrupted`` or ``failed``; ``killed`` where a writer left no word.
+
+        Raises:
+            UsageError: As :meth:`read`.
+        """
+        status = str(self.read().get("status"))
+        alive = self._lock is not None or self.written_elsewhere
+        return "killed" if status == "running" and not alive else status
+
     def append(self, record: Record) -> None:
-        """Write one record; when this returns, a kill of this process can't lose it."""
+        """Write one record; when this returns, a kill of this process can't lose it.
+
+        Raises:
+            ReuseBenchError: The disk does not take it.
+        """
         if self._records is None:
             path = self.path / "records.jsonl"
             _drop_torn_line(path)
             self._records = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(self._records, _line(record))
+        line = _line(record)
+        try:
+            while line:
+                line = line[os.write(self._records, line) :]
+        except OSError as error:
+            # What was written of the line is torn, and dropped before the next record is appended.
+            raise ReuseBenchError(
+                f"Can't write to {self.path}: {error.strerror}. Make room, then: {self.resume_command}"
+            ) from error
 
     def records(self) -> list[Record]:
         """Return every record, in the order written; a torn last line is ignored with a warning.

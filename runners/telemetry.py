@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ class Telemetry:
         )
         self._latency = prometheus.Histogram(
             "reusebench_request_seconds",
-            "Time inside the service.",
+            "Time inside the service of answered requests.",
             ["cache"],
             buckets=_BUCKETS,
             registry=registry,
@@ -64,10 +65,14 @@ class Telemetry:
         except ReuseBenchError as error:
             outcome = type(error).__name__
             raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         finally:
             self._in_flight.dec()
             self._requests.labels(outcome, kind).inc()
-            self._latency.labels(kind).observe((time.monotonic_ns() - trace.received_ns) / 1e9)
+            if outcome == "ok":  # a quick failure is no quick answer
+                self._latency.labels(kind).observe((time.monotonic_ns() - trace.received_ns) / 1e9)
             self._totals["total"] += 1
             self._totals["ok" if outcome == "ok" else "failed"] += 1
             for call in trace.calls:

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from importlib.metadata import version
@@ -66,13 +65,13 @@ class LlamaCppEngine:
         self._file = models.model_file(config.model)
         self._path: Path | None = None
         self._log: Path | None = None
-        self._slot_folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._root = ""
         self._restarts: deque[float] = deque()
         self._restart_count = 0
         self._failure: str | None = None
+        self._state = "down"
         self._meta: dict[str, Any] = {}
 
     def headers(self) -> dict[str, str]:
@@ -95,19 +94,19 @@ class LlamaCppEngine:
             raise RuntimeError("the engine was started already")
         self._path = await asyncio.to_thread(models.path, self._file.name)
         self._log = log_dir / f"{self.role}.log"
-        self._slot_folder = tempfile.TemporaryDirectory(prefix="reusebench-slots-")
         try:
             self._root = await self._spawn(port=0)
             await self._warm_up()
         except BaseException:
             await self.stop()
             raise
+        self._state = "up"
         self._watch = asyncio.create_task(self._supervise(), name=f"watch-{self.role}-engine")
         return f"{self._root}/v1"
 
     async def _spawn(self, port: int) -> str:
         """Start the process and return the server's root URL once it has loaded the model."""
-        assert self._log is not None and self._slot_folder is not None
+        assert self._log is not None
         settings = {
             "parent": os.getpid(),
             "path": str(self._path),
@@ -116,7 +115,7 @@ class LlamaCppEngine:
             "context": self.config.context,
             "slots": self.config.slots,
             "threads": self.config.threads or default_threads(),
-            "slot_folder": self._slot_folder.name + os.sep,
+            "slot_folder": f"{self._log.parent}{os.sep}",
         }
         paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log.open("ab") as log:
@@ -209,6 +208,8 @@ class LlamaCppEngine:
             next_check = time.monotonic() + self.CHECK_S
             if code is None and time.monotonic() - last_answer < self.HANG_S:
                 continue
+            if code is None:
+                self._process.kill()  # what hangs won't end when asked to
             why = f"did not answer for {self.HANG_S:.0f} s" if code is None else f"ended (exit code {code})"
             if not await self._restart(why):
                 return
@@ -217,6 +218,7 @@ class LlamaCppEngine:
     async def _restart(self, why: str) -> bool:
         """Start the server again on its port; False where it must stay down."""
         port = int(self._root.rsplit(":", 1)[1])
+        self._state = "restarting"
         while True:
             await self._end_process()
             now = time.monotonic()
@@ -224,6 +226,7 @@ class LlamaCppEngine:
                 self._restarts.popleft()
             if len(self._restarts) >= self.MAX_RESTARTS:
                 self._failure = f"it {why}, and was started again {self.MAX_RESTARTS} times before"
+                self._state = "down"
                 _LOG.error("The %s engine stays down: %s. Its log: %s", self.role, self._failure, self._log)
                 return False
             _LOG.warning("The %s engine %s; starting it again. Its log: %s", self.role, why, self._log)
@@ -236,10 +239,14 @@ class LlamaCppEngine:
             except EngineUnavailable as error:
                 why = f"did not come up again ({str(error).splitlines()[0]})"
                 continue
+            self._state = "up"
             return True
 
     async def probe(self) -> dict[str, Any]:
-        """Return facts for ``run.json``; ``context`` is per slot, in tokens, as the server has it."""
+        """Return facts for ``run.json``; ``context`` is per slot, in tokens, as the server has it.
+
+        ``state`` is ``up``, ``restarting`` or ``down``; ``failure`` says why it stays down.
+        """
         return {
             "kind": "llamacpp",
             "model": self.model,
@@ -252,6 +259,7 @@ class LlamaCppEngine:
             "slots": self.config.slots,
             "n_params": self._meta.get("n_params"),
             "quantization": self._meta.get("ftype"),
+            "state": self._state,
             "restarts": self._restart_count,
             "failure": self._failure,
         }
@@ -273,9 +281,7 @@ class LlamaCppEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
         await self._end_process()
-        if self._slot_folder is not None:
-            self._slot_folder.cleanup()
-            self._slot_folder = None
+        self._state = "down"
 
     async def _end_process(self) -> None:
         process = self._process

@@ -58,7 +58,10 @@ def _serve(settings: dict[str, Any]) -> Any:
     params.sampling.seed = 0
     params.ui = False
     params.verbosity = 2  # warnings and errors
-    return xllamacpp.Server(params)
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError as error:  # llama.cpp's own log, just above, has the reason
+        sys.exit(f"{error}")
 
 
 if __name__ == "__main__":
