@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from bench.errors import UsageError, did_you_mean
 from bench.workload import Selection
@@ -36,7 +37,11 @@ M = TypeVar("M", bound=BaseModel)
 class Strict(BaseModel):
     """Base of every configuration model: unknown keys are errors, values can't change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+"""What becomes part of a file name, and of an HTTP header."""
 
 
 class EngineConfig(Strict):
@@ -117,6 +122,7 @@ class Cell(Strict):
         repeats: Passes over the samples.
         stream: Whether the runner asks the service for a stream (needed for TTFT).
         timeout_s: Limit for one request, seconds.
+        label: Name of the cell, where method and workload don't tell it from another one.
     """
 
     method: str
@@ -127,7 +133,7 @@ class Cell(Strict):
     repeats: int = Field(default=1, ge=1)
     stream: bool = True
     timeout_s: float = Field(default=600.0, gt=0)
-    label: str | None = None
+    label: FileName | None = None
 
     @property
     def id(self) -> str:
@@ -187,7 +193,7 @@ class RunConfig(Strict):
         baseline: Method that ratios and paired tests are taken against; None means none.
     """
 
-    experiment: str = "adhoc"
+    experiment: FileName = "adhoc"
     profile: str
     pair: PairConfig
     cells: tuple[Cell, ...] = Field(min_length=1)
@@ -201,6 +207,14 @@ class RunConfig(Strict):
             raise ValueError(f"two cells are called {twice[0]!r}; give one of them a `label`")
         return self
 
+    @model_validator(mode="after")
+    def _baseline_runs(self) -> RunConfig:
+        methods = {cell.method for cell in self.cells}
+        if self.baseline is not None and self.baseline not in methods:
+            hint = did_you_mean(self.baseline, methods)
+            raise ValueError(f"the baseline {self.baseline!r} is not among the methods.{hint}")
+        return self
+
 
 def read_toml(path: Path | Traversable) -> dict[str, Any]:
     """Read a TOML file.
@@ -209,11 +223,19 @@ def read_toml(path: Path | Traversable) -> dict[str, Any]:
         UsageError: It can't be read or is no TOML; the message says where.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=_finite)
     except OSError as error:
         raise UsageError(f"Can't read {path}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from error
+
+
+def _finite(text: str) -> float:
+    """Read a TOML float; infinity and NaN have no place in a run's JSON, nor a meaning here."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 def apply_overrides(data: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -233,9 +255,11 @@ def apply_overrides(data: Mapping[str, Any], settings: Sequence[str]) -> dict[st
                 f"--set takes KEY=VALUE with a dotted key, such as pair.target.threads=4; got {setting!r}."
             )
         try:
-            value: Any = tomllib.loads(f"value = {raw}")["value"]
+            value: Any = tomllib.loads(f"value = {raw}", parse_float=_finite)["value"]
         except tomllib.TOMLDecodeError:
             value = raw
+        except ValueError as error:
+            raise UsageError(f"--set {setting}: {error}.") from error
         *parents, last = key.strip().split(".")
         node: Any = result
         for part in parents:
@@ -280,7 +304,7 @@ def validate(model: type[M], data: Mapping[str, Any], where: str) -> M:
             known = _fields_at(model, fault["loc"][:-1])
             text = f"unknown key{did_you_mean(str(fault['loc'][-1]), known) or '.'}"
         else:
-            text = fault["msg"]
+            text = fault["msg"].removeprefix("Value error, ")
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise UsageError(f"{where}: {place + ': ' if place else ''}{text}{more}") from error
 

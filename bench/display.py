@@ -30,7 +30,12 @@ class _Display:
 
     def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self.console = console
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bars = Progress(
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            speed_estimate_period=600,  # one request may take minutes, and the ETA needs several
+        )
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -49,7 +54,8 @@ class _Display:
 class RunDisplay(_Display):
     """Progress of a run; a :class:`runners.run.Progress`."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, planned: int) -> None:
+        """Take where to draw, and how many requests the whole run has."""
         super().__init__(
             console,
             SpinnerColumn(),
@@ -61,6 +67,8 @@ class RunDisplay(_Display):
             TextColumn("ETA"),
             TimeRemainingColumn(),
         )
+        self._planned = planned
+        self._whole: TaskID | None = None
         self._task = self._bars.add_task("preparing", total=None, note="")
         self._right = self._graded = 0
         self._cell, self._done, self._total = "", 0, 0
@@ -75,6 +83,10 @@ class RunDisplay(_Display):
         """Begin a cell's bar."""
         self._bars.remove_task(self._task)
         self._task = self._bars.add_task(cell_id, total=total, completed=done, note="")
+        if self._whole is not None:
+            self._bars.advance(self._whole, done)
+        elif total < self._planned:
+            self._whole = self._bars.add_task("the whole run", total=self._planned, completed=done, note="")
         self._cell, self._done, self._total = cell_id, done, total
         self._right = self._graded = 0
         if not self.console.is_terminal:
@@ -88,6 +100,8 @@ class RunDisplay(_Display):
             self._right += next(iter(record.grade.scores.values()), 0.0) >= 1
         note = f"right {self._right}/{self._graded}"
         self._bars.update(self._task, advance=1, note=note)
+        if self._whole is not None:
+            self._bars.advance(self._whole)
         if not record.completed:
             message = record.error.message if record.error else record.outcome
             self.say(f"{record.cell} #{record.index}: {record.outcome}: {message}")

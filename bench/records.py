@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -37,7 +37,7 @@ Outcome = Literal[
 ``refused``: the service or engine answered 4xx. ``unparsed``: complete, but no answer in the asked form.
 ``infra_error``: connection, 5xx, broken stream. ``sandbox_error``: our executor failed (not the program).
 ``timeout``: over the request's time limit. ``cancelled``: stopped by the user.
-``infra_error``, ``sandbox_error``, ``timeout`` and ``cancelled`` carry no grade.
+Only ``ok`` and ``unparsed`` carry a grade.
 """
 
 
@@ -103,7 +103,7 @@ class CallRecord(_Model):
 class GradeRecord(_Model):
     """Fields as in :class:`bench.workload.Grade`, with the version of the workload that graded."""
 
-    scores: dict[str, float]
+    scores: dict[str, FiniteFloat]
     extracted: Any = None
     parsed: bool
     explanation: str

@@ -89,7 +89,10 @@ def _load(kind: str, name: str) -> Any:
     if target is None:
         raise UsageError(f'There is no {kind} "{name}".{did_you_mean(name, names(kind))}')
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f'The {kind} "{name}" can\'t be loaded from {target}: {error}.') from error
 
 
 def method_class(name: str) -> Callable[..., Any]:

@@ -81,7 +81,9 @@ def source(dataset: str, split: str) -> Source:
 
 
 def cache_folder() -> Path:
-    """Return ``${XDG_CACHE_HOME:-~/.cache}/reusebench/data``."""
+    """Return ``${REUSEBENCH_CACHE:-${XDG_CACHE_HOME:-~/.cache}/reusebench}/data``."""
+    if own := os.environ.get("REUSEBENCH_CACHE"):
+        return Path(own).expanduser() / "data"
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "reusebench" / "data"
 

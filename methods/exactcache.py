@@ -19,6 +19,8 @@ from methods.pot import PoT, PoTConfig
 
 __all__ = ["ExactCache", "request_key"]
 
+_ENTRY = ("text", "finish_reason", "tool_calls", "details", "saved_tokens")
+
 
 def request_key(request: ChatRequest) -> str:
     """Return a digest of everything that can change the output.
@@ -27,7 +29,7 @@ def request_key(request: ChatRequest) -> str:
     parameter. The order of keys means nothing; an omitted parameter is its own value, not a default.
     """
     whole = {"model": request.model, "messages": list(request.messages), "params": dict(request.params)}
-    text = json.dumps(whole, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -35,7 +37,8 @@ class ExactCache:
     """Exact-match response cache (MiniCache, section 4.1).
 
     On a miss the task decides: PoT where a program is natural, Direct elsewhere. Only clean replies are
-    stored: complete, not empty. Identical requests that miss at the same time wait for one call.
+    stored: complete, not empty, not out of the reasoning channel. Identical requests that miss at the same
+    time wait for one call.
     """
 
     class Config(PoTConfig):
@@ -99,8 +102,9 @@ class ExactCache:
         else:
             reply = await answer_directly(request, context, getattr(context, self.config.engine), cache)
         clean = reply.finish_reason in ("stop", "tool_calls") and (reply.text.strip() or reply.tool_calls)
-        if not clean:
-            return replace(reply, cache=replace(cache, reason="no entry; reply not stored: cut or empty"))
+        if not clean or reply.details.get("from_reasoning"):
+            why = "no entry; reply not stored: cut, empty or from the reasoning channel"
+            return replace(reply, cache=replace(cache, reason=why))
         spent = [call.tokens_out for call in context.trace.calls if call.tokens_out is not None]
         context.commit(
             {
@@ -119,7 +123,9 @@ class ExactCache:
         """Put or touch one entry; see :class:`bench.method.Stateful`."""
         key = event["key"]
         if event["op"] == "put":
-            self._entries[key] = {name: event[name] for name in event if name not in ("op", "key")}
+            self._entries[key] = {name: event[name] for name in _ENTRY}
+        elif event["op"] != "touch":
+            raise ValueError(f"no such change: {event['op']!r}")
         if key in self._entries:
             self._entries.move_to_end(key)
         limit = self.config.max_entries

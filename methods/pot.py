@@ -13,6 +13,7 @@ from bench.method import CacheEvent, ChatRequest, Context, Environment, Reply
 from bench.samples import Message, last_user_text, text_of
 from methods.direct import answer_directly
 from methods.execution.extract import extract_program
+from methods.execution.finish import finish_program
 
 __all__ = ["ExecutorFailed", "PoT", "PoTConfig"]
 
@@ -43,7 +44,8 @@ class PoT:
     """Program of thought (MiniCache, section 4.1 and A.4; Chen et al. 2023).
 
     A reply without a program, or a program that does not parse, run or yield an answer, falls back to one
-    Direct call, and the record says so.
+    Direct call, and the record says so. What a program can't answer (tools, schemas, images, a conversation
+    that does not end with the user) goes to Direct at once.
     """
 
     Config = PoTConfig
@@ -68,7 +70,7 @@ class PoT:
     async def solve(self, request: ChatRequest, context: Context, cache: CacheEvent) -> Reply:
         """Answer as PoT does, with ``cache`` as the reply's cache event."""
         engine = context.target if self.config.engine == "target" else context.small
-        if any(request.params.get(name) for name in _OUTPUT_FIELDS):
+        if not _fits(request):
             return await answer_directly(request, context, engine, cache)
         params = {
             key: value for key, value in request.params.items() if key in ("temperature", "top_p", "seed")
@@ -80,6 +82,7 @@ class PoT:
         failure = "the reply holds no program"
         status = None
         if code is not None:
+            code = finish_program(code)
             with context.trace.stage("execute"):
                 result = await self._executor.run(code)
             status = result.status
@@ -107,11 +110,22 @@ class PoT:
 
     def _messages(self, request: ChatRequest) -> list[Message]:
         """Build the program prompt: the conversation before the last user message stays as it is."""
-        earlier = list(request.messages)
-        while earlier and earlier[-1].get("role") != "user":
-            earlier.pop()
-        earlier = [message for message in earlier[:-1] if message.get("role") != "system"]
-        own = [text_of(message) for message in request.messages if message.get("role") == "system"]
+        leading = ("system", "developer")
+        earlier = [message for message in request.messages[:-1] if message.get("role") not in leading]
+        own = [text_of(message) for message in request.messages if message.get("role") in leading]
         system = "\n\n".join([self._system, *filter(None, own)])
         user = self._user.replace("{request}", last_user_text(request.messages))
         return [{"role": "system", "content": system}, *earlier, {"role": "user", "content": user}]
+
+
+def _fits(request: ChatRequest) -> bool:
+    """Tell whether a request asks for a plain answer to a user's text; the prompt carries nothing else."""
+    if any(request.params.get(name) for name in _OUTPUT_FIELDS):
+        return False
+    parts = (
+        part
+        for message in request.messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+    return request.messages[-1].get("role") == "user" and all(part.get("type") == "text" for part in parts)

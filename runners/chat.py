@@ -50,12 +50,20 @@ class ChatResult:
     finished_ns: int | None = None
 
 
-def open_session() -> aiohttp.ClientSession:
-    """Return a session with no hidden limits: no pool cap, no default time-out, no proxy from elsewhere."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S),
-        timeout=aiohttp.ClientTimeout(total=None),
+def open_session(*, reuse: bool = True) -> aiohttp.ClientSession:
+    """Return a session with no hidden limits: no pool cap, no default time-out, no proxy from elsewhere.
+
+    Args:
+        reuse: Keep connections open between requests. False for servers that may close a connection just
+            when it is used again (llama.cpp does so after a stream): that request would fail, and a POST
+            can't be repeated unseen. A new connection costs well under a millisecond.
+    """
+    connector = (
+        aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        if reuse
+        else aiohttp.TCPConnector(limit=0, force_close=True)
     )
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
 async def send_chat(

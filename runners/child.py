@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -88,15 +89,15 @@ class ServiceProcess:
             f"The service of {self._cell.id} did not start. The end of {self._log_path}:\n{tail}"
         )
 
-    async def stop(self) -> None:
-        """Stop the process, by force after ten seconds. Safe to call twice."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Stop the process, by force ``at_once`` or after ten seconds. Safe to call twice."""
         if self._process is not None:
-            if self.alive:
+            if self.alive and not at_once:
                 self._process.terminate()
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     await asyncio.to_thread(self._process.wait, 10)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
+            if self.alive:
+                self._process.kill()
             self._process.wait()
             self._process = None
         if self._log is not None:

@@ -15,7 +15,7 @@ import uvicorn
 from bench.config import PairConfig, validate
 from bench.registry import method_class, variant
 from runners.pair import start_pair
-from runners.serve import build_service, free_socket, roles_of, task_of
+from runners.serve import KEEP_ALIVE_S, build_service, free_socket, roles_of, task_of
 from runners.service import create_app
 
 __all__ = ["deploy"]
@@ -86,6 +86,7 @@ def deploy(
                     access_log=False,
                     lifespan="on",
                     timeout_graceful_shutdown=10,
+                    timeout_keep_alive=KEEP_ALIVE_S,
                 )
                 shown = f"[{host}]" if ":" in host else host
                 say(f"{method} listens on http://{shown}:{sock.getsockname()[1]}/v1 (Ctrl-C stops it)")

@@ -87,11 +87,12 @@ async def observe(
         failure = error
     finished = clock.now()
     told = result.extra if result else failure.body if failure else {}
-    trace = told.get("reusebench") or {}
+    trace = _writable(told.get("reusebench") or {})
+    reply = _writable(result.text) if result else None
     outcome = _outcome(result, failure)
     grade = None
     if outcome == "ok" and result is not None:
-        grade = grade_record(workload, planned.sample, result.text)
+        grade = grade_record(workload, planned.sample, reply or "")
         outcome = "ok" if grade.parsed else "unparsed"
     return Record(
         run=run_id,
@@ -117,10 +118,10 @@ async def observe(
         cache=CacheRecord(**trace["cache"]) if trace.get("cache") else None,
         outcome=outcome,
         grade=grade,
-        reply=result.text if result else None,
+        reply=reply,
         finish_reason=result.finish_reason if result else None,
-        usage=result.usage if result else None,
-        error=ErrorInfo(type=_code(failure) or failure.kind, message=str(failure)) if failure else None,
+        usage=_writable(result.usage) if result else None,
+        error=_error(failure) if failure else None,
         details=trace.get("details") or {},
     )
 
@@ -150,6 +151,19 @@ def grade_record(workload: Workload, sample: Sample, reply: str) -> GradeRecord:
         explanation=grade.explanation,
         workload_version=workload.version,
     )
+
+
+def _error(failure: EngineError) -> ErrorInfo:
+    return ErrorInfo(type=_code(failure) or failure.kind, message=_writable(str(failure)))
+
+
+def _writable(value: Any) -> Any:
+    """Mend text that UTF-8 can't hold: JSON brings halves of UTF-16 pairs where a server cut between them."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {_writable(key): _writable(one) for key, one in value.items()}
+    return [_writable(one) for one in value] if isinstance(value, list) else value
 
 
 def _outcome(result: ChatResult | None, failure: EngineError | None) -> Outcome:

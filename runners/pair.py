@@ -18,7 +18,7 @@ from bench.registry import engine_class
 from runners.client import Endpoint
 from runners.engines.base import Engine
 
-__all__ = ["Pair", "start_pair"]
+__all__ = ["Pair", "make_engines", "start_pair"]
 
 
 class Pair:
@@ -57,13 +57,11 @@ async def _answers(session: aiohttp.ClientSession, endpoint: Endpoint) -> bool:
         return False
 
 
-@asynccontextmanager
-async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -> AsyncIterator[Pair]:
-    """Start the engines of ``roles`` side by side, and stop them at the end, whatever happens.
+def make_engines(config: PairConfig, roles: Iterable[Role]) -> dict[Role, Engine]:
+    """Return the engines of ``roles``, checked and not started.
 
     Raises:
-        UsageError: The pair has no engine for a role.
-        ModelMissing, EngineUnavailable: An engine did not come up.
+        UsageError: The pair has no engine for a role, or one is misconfigured.
     """
     configs: dict[Role, EngineConfig | None] = {"target": config.target, "small": config.small}
     engines: dict[Role, Engine] = {}
@@ -74,6 +72,18 @@ async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -
                 f"This profile has no {role} engine; set pair.{role} (see `reusebench run --help`)."
             )
         engines[role] = engine_class(one.kind)(one, role)
+    return engines
+
+
+@asynccontextmanager
+async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -> AsyncIterator[Pair]:
+    """Start the engines of ``roles`` side by side, and stop them at the end, whatever happens.
+
+    Raises:
+        UsageError: As :func:`make_engines`.
+        ModelMissing, EngineUnavailable: An engine did not come up.
+    """
+    engines = make_engines(config, roles)
     async with AsyncExitStack() as stack:
         for engine in engines.values():
             stack.push_async_callback(engine.stop)

@@ -94,14 +94,15 @@ def _check_message(message: Any, position: int) -> None:
     param = f"messages[{position}]"
     if not isinstance(message, dict):
         raise BadRequest(f"`{param}` must be an object", param=param)
-    if message.get("role") not in _ROLES:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"`{param}.role` must be one of {', '.join(sorted(_ROLES))}", param=f"{param}.role")
     content = message.get("content")
     if isinstance(content, list):
         fine = all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
     else:
         # Null is what an assistant message beside tool calls has; elsewhere it is a missing text.
-        fine = isinstance(content, str) or (content is None and message["role"] == "assistant")
+        fine = isinstance(content, str) or (content is None and role == "assistant")
     if not fine:
         raise BadRequest(f"`{param}.content` must be a string or a list of parts", param=f"{param}.content")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from runners.pair import Pair, start_pair
 from runners.serve import roles_of
 from runners.store import Run, latest
 
-__all__ = ["CellPlan", "Progress", "execute", "plan", "resolve"]
+__all__ = ["CellPlan", "Progress", "execute", "plan", "resolve", "roles_called"]
 
 _GIVE_UP_AFTER = 5
 """Requests in a row without an answer after which the run stops instead of failing every one left."""
@@ -111,7 +111,7 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
     records = run.records()
     clock = Clock(max((record.times.finished for record in records), default=0))
     todo = {item.cell.id: _left(item, records) for item in plans}
-    roles = _roles(item.cell for item in plans if todo[item.cell.id])
+    roles = roles_called(item.cell for item in plans if todo[item.cell.id])
     if not roles:
         return
     progress.phase("starting " + " and ".join(f"the {role} engine" for role in roles))
@@ -128,7 +128,8 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
             run.update(engines=_engine_facts(before, await pair.probe()))
 
 
-def _roles(cells: Any) -> tuple[Role, ...]:
+def roles_called(cells: Iterable[Cell]) -> tuple[Role, ...]:
+    """Return the roles of the engines that the methods of ``cells`` call, the target first."""
     wanted = {role for cell in cells for role in roles_of(cell.method, cell.method_config)}
     ordered: tuple[Role, ...] = ("target", "small")
     return tuple(role for role in ordered if role in wanted)
@@ -194,7 +195,7 @@ async def _run_cell(
             failures += 1
             if record.outcome == "timeout":
                 # Its work may still go on in there, and would disturb the requests after it.
-                await service.stop()
+                await service.stop(at_once=True)
             if failures >= _GIVE_UP_AFTER or not await pair.wait_ready(_READY_S):
                 message = record.error.message if record.error else "no message"
                 count = "a request" if failures == 1 else f"{failures} requests in a row"

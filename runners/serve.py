@@ -26,7 +26,10 @@ from runners.journal import Journal
 from runners.process import die_with_parent
 from runners.service import Service, create_app
 
-__all__ = ["build_service", "free_socket", "serve", "task_of"]
+__all__ = ["KEEP_ALIVE_S", "build_service", "free_socket", "serve", "task_of"]
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection stays open: longer than our client keeps one, so that it closes first."""
 
 
 def task_of(name: str | None) -> Task:
@@ -94,6 +97,7 @@ def serve(service: Service, sock: socket.socket) -> None:
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=5,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     uvicorn.Server(config).run(sockets=[sock])
 

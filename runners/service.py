@@ -74,7 +74,7 @@ class Service:
             ReuseBenchError: The journal is damaged, or of another method.
         """
         self.restore()
-        self.session = open_session()
+        self.session = open_session(reuse=False)
 
     def restore(self) -> None:
         """Make the method's state what the journal says; see :meth:`open`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from bench.records import Record
 from bench.registry import workload
 from runners.machine import git_facts, machine_facts, package_versions
 from runners.observe import grade_record
-from runners.run import CellPlan, Progress, execute, plan, resolve
+from runners.pair import make_engines
+from runners.run import CellPlan, Progress, execute, plan, resolve, roles_called
 from runners.store import Run, list_runs
 
 __all__ = ["Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
@@ -35,6 +37,7 @@ def begin(
         UsageError, DataMissing: The configuration or a data set is at fault; nothing was made.
     """
     config = resolve(config)
+    make_engines(config.pair, roles_called(config.cells))
     plans = plan(config)
     facts = {
         "status": "running",
@@ -136,7 +139,8 @@ def drive(run: Run, config: RunConfig, plans: list[CellPlan], progress: Progress
         run.update(status="interrupted")
         raise KeyboardInterrupt from None
     except Exception as error:  # a bug too must not leave a run that seems to go on
-        run.update(status="failed", failure={"type": type(error).__name__, "message": str(error)})
+        with suppress(OSError):  # the disk may be what failed
+            run.update(status="failed", failure={"type": type(error).__name__, "message": str(error)})
         raise
     run.update(status="complete")
 

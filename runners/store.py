@@ -169,7 +169,8 @@ class Run:
             return []
         *lines, rest = path.read_bytes().split(b"\n")
         if rest:
-            warnings.warn(f"{path}: the last line was cut off while being written; ignored", stacklevel=2)
+            text = f"{path}: the last line was cut off while being written; ignored"
+            warnings.warn(text, stacklevel=1)  # said once, however many callers read the file
         found = []
         for number, line in enumerate(lines, start=1):
             try:
