@@ -48,7 +48,7 @@ class _Display:
 
     def say(self, text: str) -> None:
         """Print one line, above the bars where there are some."""
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class RunDisplay(_Display):

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.errors import DataMissing, UsageError, did_you_mean
 
-__all__ = ["Source", "cache_folder", "fetch", "local_file", "source"]
+__all__ = ["Source", "cache_folder", "cached", "fetch", "local_file", "source", "sources"]
 
 _TIMEOUT_SECONDS = 60.0
 _DATA_FOLDER_VARIABLE = "REUSEBENCH_DATA"
@@ -88,6 +88,16 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "reusebench" / "data"
 
 
+def sources() -> list[Source]:
+    """Return every pinned file."""
+    return [source(dataset, split) for dataset, entry in _pins().items() for split in entry["splits"]]
+
+
+def cached(pin: Source) -> Path:
+    """Return where a pinned file is or would be in the cache."""
+    return cache_folder() / pin.sha256 / pin.file
+
+
 def fetch(pin: Source, *, timeout: float = _TIMEOUT_SECONDS) -> Path:
     """Return the path of a pinned file, downloading it on first use.
 
@@ -98,7 +108,7 @@ def fetch(pin: Source, *, timeout: float = _TIMEOUT_SECONDS) -> Path:
     Raises:
         DataMissing: The download failed, or what arrived (or lies in the cache) has another hash.
     """
-    target = cache_folder() / pin.sha256 / pin.file
+    target = cached(pin)
     if target.is_file():
         _check(pin, target.read_bytes(), f"{target}", f"delete {target}, or pass --path FILE")
         return target

@@ -105,7 +105,8 @@ class ExactCache:
         if not clean or reply.details.get("from_reasoning"):
             why = "no entry; reply not stored: cut, empty or from the reasoning channel"
             return replace(reply, cache=replace(cache, reason=why))
-        spent = [call.tokens_out for call in context.trace.calls if call.tokens_out is not None]
+        target = [call.tokens_out for call in context.trace.calls if call.engine == "target"]
+        spent = [tokens for tokens in target if tokens is not None]
         context.commit(
             {
                 "op": "put",

@@ -62,7 +62,7 @@ def _import_time(n: int = 15) -> Figure:
     for _ in range(n + 1):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         times.append(float(done.stdout))
-    return _figure("import of bench with its contracts, in a new process", times[1:], 300)
+    return _figure("import bench, new process", times[1:], 300)
 
 
 async def _hit(*, stream: bool, n: int = 2000) -> Figure:
@@ -88,7 +88,7 @@ async def _hit(*, stream: bool, n: int = 2000) -> Figure:
             await service.stop()
             await engine.stop()
     how = "stream" if stream else "no stream"
-    return _figure(f"service: an ExactCache hit over HTTP, concurrency 1, {how}", times, 1)
+    return _figure(f"ExactCache hit over HTTP, {how}", times, 1)
 
 
 async def _program(n: int = 500) -> Figure:
@@ -99,7 +99,7 @@ async def _program(n: int = 500) -> Figure:
             if result.status != "ok":
                 raise RuntimeError(f"the program should run: {result}")
 
-        return _figure("program: a fresh isolated process each", await _repeat(run, n), 3)
+        return _figure("program, fresh process each", await _repeat(run, n), 3)
 
 
 async def _repeat(action: Callable[[], Awaitable[None]], n: int) -> list[float]:
@@ -141,7 +141,7 @@ def main() -> None:
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['os']}, Python {machine['python']}"
     )
-    table = Table("overhead", "n", "p50, ms", "p90, ms", "target p50, ms", "met")
+    table = Table("overhead", "n", "p50, ms", "p90, ms", "target", "met")
     for one in figures:
         met = "yes" if one.p50 < one.target else "no"
         table.add_row(one.name, str(one.n), f"{one.p50:.3f}", f"{one.p90:.3f}", f"< {one.target:g}", met)

@@ -97,6 +97,18 @@ def _coverage(facts: _Facts) -> Iterator[Reason]:
         )
 
 
+def _refused(facts: _Facts) -> Iterator[Reason]:
+    """A request that the service or the engine would not take says nothing about a method."""
+    for name, cell in facts.cells.items():
+        refused = [record for record in cell.attempted if record.outcome == "refused"]
+        if len(refused) > (1 - MIN_COVERAGE) * len(cell.attempted):
+            message = refused[0].error.message[:160] if refused[0].error else "no message"
+            yield Reason(
+                f"{len(refused)} of {len(cell.attempted)} requests of {name} were refused ({message}).",
+                "Change the engine's or the method's settings so that it takes them, then run again.",
+            )
+
+
 def _duplicates(facts: _Facts) -> Iterator[Reason]:
     for name, cell in facts.cells.items():
         twice = [pair for pair, n in Counter((r.sample, r.repeat) for r in cell.records).items() if n > 1]
@@ -178,6 +190,7 @@ CHECKS: tuple[Callable[[_Facts], Iterator[Reason]], ...] = (
     _failed,
     _incomplete,
     _coverage,
+    _refused,
     _duplicates,
     _pairing,
     _restarts,

@@ -21,7 +21,6 @@ from bench.errors import EngineError, EngineRefused, EngineTimeout, StreamBroken
 __all__ = ["ChatResult", "open_session", "send_chat"]
 
 _RETRIABLE_4XX = frozenset({408, 409, 425, 429})
-_KEEP_S = 4.0  # below what servers keep (uvicorn and llama.cpp: 5 s), so that none closes as we send
 _LINGER_S = 0.1  # a server has this long to end its stream after [DONE]; then its connection is dropped
 
 

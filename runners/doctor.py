@@ -16,6 +16,7 @@ from bench.errors import ModelMissing, ReuseBenchError
 from bench.method import Trace
 from bench.registry import names, workload
 from bench.workload import Selection
+from data.sources import cached, fetch, sources
 from methods.execution import IsolatedExecutor
 from runners.chat import open_session
 from runners.client import InstrumentedClient
@@ -135,6 +136,13 @@ def _data() -> Iterator[Check]:
             continue
         detail = f"built-in samples, version {one.version}, SHA-256 {facts.sha256[:12]}…"
         yield Check(f"data: {name}", bool(samples), detail)
+    for pin in sources():
+        if cached(pin).exists():
+            name = f"data: {pin.title} ({pin.split})"
+            try:
+                yield Check(name, True, f"{fetch(pin)}: SHA-256 as pinned")
+            except ReuseBenchError as error:
+                yield Check(name, False, str(error), f"Delete {cached(pin)}.", needed=False)
     folder = os.environ.get("REUSEBENCH_DATA")
     if folder is not None:
         ok = Path(folder).is_dir()
@@ -154,7 +162,10 @@ async def _isolation() -> Check:
 async def _engine(profile: Profile, role: Role) -> Check:
     try:
         with tempfile.TemporaryDirectory() as logs:
-            async with start_pair(profile.pair, [role], Path(logs)) as pair, open_session() as session:
+            async with (
+                start_pair(profile.pair, [role], Path(logs)) as pair,
+                open_session(reuse=False) as session,
+            ):
                 client = InstrumentedClient(session, pair.endpoints[role], role, Trace(0))
                 message = {"role": "user", "content": "Say yes."}
                 done = await client.chat(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
@@ -66,7 +67,7 @@ class CellPlan:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Return ``config`` with every method's settings checked and their defaults filled in.
+    """Return ``config`` with every method's settings checked, their defaults filled in, and paths absolute.
 
     Raises:
         UsageError: A name or a setting is unknown.
@@ -75,10 +76,15 @@ def resolve(config: RunConfig) -> RunConfig:
     for cell in config.cells:
         spec = variant(cell.method)
         cls: Any = method_class(spec.method)
-        own = {**spec.config, **cell.method_config}
-        settings = validate(cls.Config, own, f"{cell.id}.method_config")
+        given = {**spec.config, **cell.method_config}
+        settings = validate(cls.Config, given, f"{cell.id}.method_config")
         workload(cell.workload)
-        cells.append(cell.model_copy(update={"method_config": settings.model_dump(mode="json")}))
+        selection = cell.selection
+        if selection.path is not None and Path(selection.path).exists():
+            # So that the run can be resumed from another folder.
+            selection = selection.model_copy(update={"path": str(Path(selection.path).resolve())})
+        own = settings.model_dump(mode="json")
+        cells.append(cell.model_copy(update={"method_config": own, "selection": selection}))
     return config.model_copy(update={"cells": tuple(cells)})
 
 

@@ -355,7 +355,7 @@ def _status(error: BaseException) -> int:
     if isinstance(error, EngineTimeout):
         return 504
     if isinstance(error, EngineError):
-        return 502
+        return 429 if error.status == 429 else 502  # so that the client backs off
     return 400 if isinstance(error, UsageError) else 500
 
 

@@ -18,7 +18,7 @@ from runners.machine import git_facts, machine_facts, package_versions
 from runners.observe import grade_record
 from runners.pair import make_engines
 from runners.run import CellPlan, Progress, execute, plan, resolve, roles_called
-from runners.store import Run, list_runs
+from runners.store import Run, latest, list_runs
 
 __all__ = ["Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
 
@@ -154,7 +154,10 @@ async def _until_stopped(run: Run, config: RunConfig, plans: list[CellPlan], pro
 
 
 def unfinished(root: Path, config: RunConfig) -> Run | None:
-    """Return the newest run of exactly this configuration that was begun and not finished, or None."""
+    """Return the newest run of exactly this configuration if it can be gone on with, or None.
+
+    That is one that was stopped, or whose last attempt at some request failed.
+    """
     wanted = config_hash(resolve(config))
     for run in reversed(list_runs(root)):
         try:
@@ -162,7 +165,8 @@ def unfinished(root: Path, config: RunConfig) -> Run | None:
         except UsageError:  # damaged, or of another version: not one to go on with
             continue
         if facts.get("config_hash") == wanted:
-            return run if facts["status"] != "complete" else None
+            failed = any(not record.completed for record in latest(run.records()))
+            return run if failed or facts["status"] != "complete" else None
     return None
 
 

@@ -144,7 +144,7 @@ class QuickExecutor:
         try:
             exec(code, space)
             value = space["solve"](**(arguments or {})) if "solve" in space else space["answer"]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the program raises
             return ProgramResult("error", None, "", repr(error), 1)
         return ProgramResult("ok", value, "", None, 1)
 

@@ -28,7 +28,10 @@ def finish_program(code: str) -> str:
         if isinstance(last, ast.Assign) and len(last.targets) == 1 and isinstance(last.targets[0], ast.Name):
             code = f"{code.rstrip()}\nanswer = {last.targets[0].id}\n"
         elif isinstance(last, ast.Expr):
-            lines = code.splitlines()
-            before = "\n".join(lines[: last.lineno - 1])
+            # The statement may share its line with the one before it; offsets count bytes of UTF-8.
+            lines = code.encode().split(b"\n")[: last.lineno]
+            before = b"\n".join([*lines[:-1], lines[-1][: last.col_offset]]).decode().rstrip("; \n")
             code = f"{before}\nanswer = ({ast.unparse(last.value)})\n"
+    if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body):
+        return code  # nothing may stand before such an import
     return PRELUDE + code

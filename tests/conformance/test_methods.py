@@ -184,7 +184,7 @@ async def test_the_state_survives_a_restart_and_a_move(name: str, tmp_path: Path
     ("fault", "status"),
     [
         ("500", 502),
-        ("429", 502),
+        ("429", 429),
         ("400", 400),
         ("disconnect", 502),
         ("cut_stream", 502),
