@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import Self
 
@@ -122,13 +123,17 @@ class PullDisplay(_Display):
             TextColumn("ETA"),
             TimeRemainingColumn(),
         )
-        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._said = ""
 
     def __call__(self, model: str, done: int, total: int, doing: str) -> None:
         """Show how far ``doing`` has come for ``model``."""
-        key = (model, doing)
-        if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(f"{model}: {doing}", total=total)
-            if not self.console.is_terminal:
-                self.say(f"{model}: {doing} ({total / 1e6:,.0f} MB)")
-        self._bars.update(self._tasks[key], completed=done, total=total)
+        if not self.console.is_terminal:
+            step = f"{model}: {re.sub(r',? *[0-9]+ of [0-9]+.*', '', doing)}"
+            if step != self._said:  # a line for each kind of step, not for each part
+                self._said = step
+                self.say(f"{step} ({total / 1e6:,.0f} MB)")
+            return
+        if model not in self._tasks:
+            self._tasks[model] = self._bars.add_task(model, total=total)
+        self._bars.update(self._tasks[model], description=f"{model}: {doing}", completed=done, total=total)

@@ -98,7 +98,7 @@ def _point(estimate: Estimate | None) -> float | None:
 
 
 def main_columns(summary: Summary) -> list[Column]:
-    """Return the columns of the main table; those that no row has a value for are left out."""
+    """Return the columns of the main table; those of parts that no row uses are left out."""
     base = summary.baseline
     several = len(summary.workloads) > 1
     columns = [Column("workload", "Workload", lambda r: plain(r.workload), lambda r: r.workload, False)]
@@ -140,14 +140,18 @@ def main_columns(summary: Summary) -> list[Column]:
                 lambda r: _point(_speedup(r)),
             )
         )
-    optional = [
+    columns += [
         _interval_column("hit_rate", "Hit, %", 100, 1),
         _interval_column("hit_accuracy", "Hit accuracy, %", 100, 1),
-        _value_column(METRICS["false_hit_rate"], "False hits, % of hits"),
         _value_column(METRICS["target_calls"], "Target calls"),
-        _value_column(METRICS["small_calls"], "Small calls"),
         _value_column(METRICS["target_tokens_in"], "Target tokens in"),
         _value_column(METRICS["target_tokens_out"], "Target tokens out"),
+    ]
+    optional = [
+        _value_column(METRICS["false_hit_rate"], "False hits, % of hits"),
+        _value_column(METRICS["small_calls"], "Small calls"),
+        _value_column(METRICS["small_tokens_in"], "Small tokens in"),
+        _value_column(METRICS["small_tokens_out"], "Small tokens out"),
     ]
     columns += [c for c in optional if any(c.sort(row) not in (None, 0) for row in summary.rows)]
     if any(row.unranked for row in summary.rows):
