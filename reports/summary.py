@@ -31,6 +31,9 @@ PAPER_NOTE = (
     "not seconds or percentages."
 )
 
+DRIFT = 0.03
+"""Cells run one after the other: a ratio this close to one may be the machine's drift and not the method."""
+
 _NAMES = {
     "direct": "Direct",
     "pot": "PoT",
@@ -39,6 +42,8 @@ _NAMES = {
     "gencache": "GenCache",
     "minicache": "MiniCache",
     "specdec": "SpecDec",
+    "direct-small": "Direct-small",
+    "pot-small": "PoT-small",
 }
 
 
@@ -68,8 +73,11 @@ class Comparison:
 
     @property
     def speed_decided(self) -> bool:
-        """Whether the data support a difference in mean latency: interval off one."""
-        return self.speedup is not None and self.speedup.excludes(1)
+        """Whether the data support a difference in mean latency: interval off one, by more than drift."""
+        ratio = self.speedup
+        if ratio is None or ratio.low is None or ratio.high is None:
+            return False
+        return ratio.low > 1 + DRIFT or ratio.high < 1 / (1 + DRIFT)
 
 
 @dataclass(frozen=True)
