@@ -1,5 +1,5 @@
 # Every target sets up what it needs from nothing, and is quick when that is already there.
-# PROFILE chooses the engines; ARGS is passed on to `reusebench reproduce`.
+# PROFILE chooses the engines; ARGS is passed on: to `reusebench reproduce`, or to pytest in `make test`.
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
 PROFILE ?= laptop
 ARGS ?=
@@ -43,7 +43,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: models
+bench: $(STAMP)
 	@$(BIN)/python -m reports.overheads
 
 lock: pyproject.toml

@@ -4,11 +4,13 @@ The tree::
 
     ReuseBenchError            1  a check failed
     ├── UsageError             2  bad input: unknown name, bad value, unreadable configuration
+    │   └── RunLocked             (runners.store) another process is writing to the run
     ├── InvalidRun             3  a run finished, but its numbers must not be used
     ├── MissingResource        4  a model, an engine or a data set is not there
     │   ├── ModelMissing
     │   ├── EngineUnavailable
     │   └── DataMissing
+    ├── ExecutorFailed         1  our program executor failed, not the program (recorded, never graded)
     └── EngineError            1  one call to an engine failed (recorded per request, never graded)
         ├── EngineTimeout
         ├── EngineRefused      the engine answered with a 4xx: the request is at fault
@@ -29,6 +31,7 @@ __all__ = [
     "EngineRefused",
     "EngineTimeout",
     "EngineUnavailable",
+    "ExecutorFailed",
     "InvalidRun",
     "MissingResource",
     "ModelMissing",
@@ -73,6 +76,10 @@ class EngineUnavailable(MissingResource):
 
 class DataMissing(MissingResource):
     """A data file is absent, empty, or does not match its schema or pinned hash."""
+
+
+class ExecutorFailed(ReuseBenchError):
+    """The executor itself failed: infrastructure, not an answer."""
 
 
 class EngineError(ReuseBenchError):

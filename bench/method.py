@@ -25,6 +25,7 @@ __all__ = [
     "Stateful",
     "StateEvent",
     "Trace",
+    "union_ns",
 ]
 
 CacheKind = Literal["none", "miss", "exact", "semantic", "program", "kv"]
@@ -167,12 +168,10 @@ class Environment:
     Attributes:
         task: The gold-free side of the workload.
         executor: Isolated program execution.
-        needs: Free for later resources, by name (encoder, …).
     """
 
     task: Task
     executor: ProgramExecutor
-    needs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Method(Protocol):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import DataMissing, UsageError, did_you_mean
+from bench.paths import cache_root
 
 __all__ = ["Source", "cache_folder", "cached", "fetch", "local_file", "source", "sources"]
 
@@ -81,11 +82,8 @@ def source(dataset: str, split: str) -> Source:
 
 
 def cache_folder() -> Path:
-    """Return ``${REUSEBENCH_CACHE:-${XDG_CACHE_HOME:-~/.cache}/reusebench}/data``."""
-    if own := os.environ.get("REUSEBENCH_CACHE"):
-        return Path(own).expanduser() / "data"
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "reusebench" / "data"
+    """Return the folder of downloads."""
+    return cache_root() / "data"
 
 
 def sources() -> list[Source]:
@@ -130,7 +128,7 @@ def fetch(pin: Source, *, timeout: float = _TIMEOUT_SECONDS) -> Path:
     except OSError as error:
         raise DataMissing(
             f"{pin.title} ({pin.split}) arrived but could not be kept: found {error}; wanted to write "
-            f"{target}. Point XDG_CACHE_HOME at a folder that you may write to, or pass --path FILE."
+            f"{target}. Point REUSEBENCH_CACHE at a folder that you may write to, or pass --path FILE."
         ) from error
     return target
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict, Field
 
 from bench.engine import Role
-from bench.errors import ReuseBenchError
+from bench.errors import ExecutorFailed
 from bench.execution import ProgramResult
 from bench.method import CacheEvent, ChatRequest, Context, Environment, Reply
 from bench.samples import Message, last_user_text, text_of
@@ -15,14 +15,10 @@ from methods.direct import answer_directly
 from methods.execution.extract import extract_program
 from methods.execution.finish import finish_program
 
-__all__ = ["ExecutorFailed", "PoT", "PoTConfig"]
+__all__ = ["PoT", "PoTConfig"]
 
 _OUTPUT_FIELDS = frozenset({"tools", "functions", "response_format"})
 """Parameters that ask for something else than a plain answer; no program stands in for that."""
-
-
-class ExecutorFailed(ReuseBenchError):
-    """The executor itself failed: infrastructure, not an answer."""
 
 
 class PoTConfig(BaseModel):
@@ -72,9 +68,8 @@ class PoT:
         engine = context.target if self.config.engine == "target" else context.small
         if not _fits(request):
             return await answer_directly(request, context, engine, cache)
-        params = {
-            key: value for key, value in request.params.items() if key in ("temperature", "top_p", "seed")
-        }
+        # What bounds or cuts the answer does not bound or cut the program that computes it.
+        params = {key: value for key, value in request.params.items() if key not in ("max_tokens", "stop")}
         params |= {"max_tokens": self.config.max_tokens, "stop": list(self.config.stop)}
         with context.trace.stage("program"):
             completion = await engine.chat(self._messages(request), purpose="program", params=params)

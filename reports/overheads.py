@@ -50,19 +50,21 @@ class Figure:
 
 async def measure() -> list[Figure]:
     """Measure every overhead; takes about half a minute."""
-    return [_import_time(), await _hit(stream=False), await _hit(stream=True), await _program()]
+    return [*_imports(), await _hit(stream=False), await _hit(stream=True), await _program()]
 
 
-def _import_time(n: int = 15) -> Figure:
-    code = (
-        "import time; t = time.perf_counter(); import bench, bench.method, bench.workload, bench.registry; "
-    )
-    code += "print(time.perf_counter() - t)"
-    times = []
-    for _ in range(n + 1):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times.append(float(done.stdout))
-    return _figure("import bench, new process", times[1:], 300)
+def _imports(n: int = 15) -> list[Figure]:
+    contracts = "bench, bench.method, bench.workload, bench.registry, bench.config, bench.records"
+    return [
+        _figure(f"import {name}, new process", [_import_time(modules) for _ in range(n + 1)][1:], 300)
+        for name, modules in (("bench", "bench"), ("the contracts", contracts))
+    ]
+
+
+def _import_time(modules: str) -> float:
+    code = f"import time; t = time.perf_counter(); import {modules}; print(time.perf_counter() - t)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 async def _hit(*, stream: bool, n: int = 2000) -> Figure:

@@ -42,7 +42,7 @@ class Endpoint:
 
     def headers(self) -> dict[str, str]:
         """Return the Authorization header, read from the environment at the moment of the call."""
-        key = os.environ.get(self.api_key_env) if self.api_key_env else None
+        key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -203,12 +203,12 @@ def _completion(
 ) -> Completion:
     text = "".join(thinking.text)
     reasoning = result.reasoning or thinking.thought
-    thinking_on = (body.get("chat_template_kwargs") or {}).get("enable_thinking", False)
-    misplaced = (
-        not text.strip() and bool(result.reasoning.strip()) and not thinking_on and not result.tool_calls
-    )
+    # With thinking off, some reasoning parsers put the whole answer into the reasoning channel. Where nobody
+    # said that it is off, that channel holds reasoning, which is never an answer.
+    thinking_off = (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False
+    empty = not text.strip() and not result.tool_calls
+    misplaced = thinking_off and empty and bool(result.reasoning.strip())
     return Completion(
-        # With thinking off, some reasoning parsers put the whole answer into the reasoning channel.
         text=result.reasoning if misplaced else text,
         finish_reason=result.finish_reason,
         call=call,

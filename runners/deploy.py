@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +16,7 @@ import uvicorn
 from bench.config import PairConfig, validate
 from bench.registry import method_class, variant
 from runners.pair import start_pair
-from runners.serve import KEEP_ALIVE_S, build_service, free_socket, roles_of, task_of
-from runners.service import create_app
+from runners.serve import build_service, free_socket, roles_of, server_config, task_of
 
 __all__ = ["deploy"]
 
@@ -80,16 +80,13 @@ def deploy(
                 service = build_service(
                     method, method_config, task, engines.endpoints, state=state, api_key=api_key
                 )
-                config = uvicorn.Config(
-                    create_app(service),
-                    log_level="warning",
-                    access_log=False,
-                    lifespan="on",
-                    timeout_graceful_shutdown=10,
-                    timeout_keep_alive=KEEP_ALIVE_S,
-                )
+                service.compact()
+                if api_key is None and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+                    say(
+                        "warning: without --api-key-env, everyone who reaches this address can read the cache"
+                    )
                 shown = f"[{host}]" if ":" in host else host
                 say(f"{method} listens on http://{shown}:{sock.getsockname()[1]}/v1 (Ctrl-C stops it)")
-                await _Server(config).serve(sockets=[sock])
+                await _Server(server_config(service)).serve(sockets=[sock])
 
     asyncio.run(run())

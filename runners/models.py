@@ -26,6 +26,7 @@ from typing import Literal, cast
 
 from bench.config import read_toml, validate
 from bench.errors import ModelMissing, UsageError, did_you_mean
+from bench.paths import cache_root
 from runners.model_sources import SOURCES, Carriers, ModelFile, Progress, Source, SourceFailed, from_source
 
 __all__ = [
@@ -92,11 +93,7 @@ def model_file(name: str) -> ModelFile:
 
 def store() -> Path:
     """Return the store's folder; it may not exist yet."""
-    cache = os.environ.get("REUSEBENCH_CACHE")
-    if cache:
-        return Path(cache).expanduser() / "models"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "reusebench" / "models"
+    return cache_root() / "models"
 
 
 def status(name: str) -> ModelStatus:

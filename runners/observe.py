@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from bench.config import Cell
-from bench.errors import EngineError, EngineRefused, EngineTimeout
+from bench.errors import EngineError, EngineRefused, EngineTimeout, ExecutorFailed
 from bench.records import (
     CacheRecord,
     CallRecord,
@@ -23,7 +23,6 @@ from bench.records import (
 )
 from bench.samples import Sample
 from bench.workload import Workload
-from methods.pot import ExecutorFailed
 from runners.chat import ChatResult, send_chat
 from runners.service import REQUEST_HEADER, TRACE_HEADER
 

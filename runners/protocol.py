@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -177,7 +178,7 @@ def completion_body(
     return {
         "id": f"chatcmpl-{request_id}",
         "object": "chat.completion",
-        "created": 0,
+        "created": int(time.time()),
         "model": model,
         "choices": [choice],
         "usage": usage,
@@ -205,7 +206,7 @@ class Streamed:
         self._frame = {
             "id": f"chatcmpl-{request_id}",
             "object": "chat.completion.chunk",
-            "created": 0,
+            "created": int(time.time()),
             "model": model,
         }
         self._include_usage = include_usage

@@ -89,9 +89,9 @@ def free_socket(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return sock
 
 
-def serve(service: Service, sock: socket.socket) -> None:
-    """Serve on a bound socket until SIGINT or SIGTERM."""
-    config = uvicorn.Config(
+def server_config(service: Service) -> uvicorn.Config:
+    """Return how a service is served, by the runner and in deployment alike."""
+    return uvicorn.Config(
         create_app(service),
         log_level="warning",
         access_log=False,
@@ -99,7 +99,11 @@ def serve(service: Service, sock: socket.socket) -> None:
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    uvicorn.Server(config).run(sockets=[sock])
+
+
+def serve(service: Service, sock: socket.socket) -> None:
+    """Serve on a bound socket until SIGINT or SIGTERM."""
+    uvicorn.Server(server_config(service)).run(sockets=[sock])
 
 
 def main() -> None:

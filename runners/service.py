@@ -90,6 +90,16 @@ class Service:
                 "Is it another method's? Delete the file to start empty."
             ) from error
 
+    def compact(self) -> None:
+        """Rewrite the journal as the present state where it has grown to far more than that.
+
+        For deployment only: a run's journal keeps under which request each change was made.
+        """
+        if self.state is not None:
+            events = list(self.state.snapshot())
+            if sum(1 for _ in self.journal.read()) > 2 * len(events) + 100:
+                self.journal.replace(events)
+
     async def close(self) -> None:
         """Stop the executor and close connections and files."""
         await self.environment.executor.close()
@@ -179,7 +189,7 @@ def create_app(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         check_key(request)
-        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "reusebench"}
+        model = {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "reusebench"}
         return {"object": "list", "data": [model]}
 
     @app.get("/health")

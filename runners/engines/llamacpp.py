@@ -74,10 +74,6 @@ class LlamaCppEngine:
         self._state = "down"
         self._meta: dict[str, Any] = {}
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that each request needs: none."""
-        return {}
-
     @property
     def pid(self) -> int | None:
         """Process id of the server; None where there is none."""

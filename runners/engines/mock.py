@@ -263,11 +263,6 @@ class MockEngine:
         """Bodies of the chat requests so far, in order of arrival; safe from any thread."""
         return self._server.requests
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that each request needs."""
-        key = self._script.api_key
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
     async def start(self, log_dir: Path) -> str:
         """Start serving and return the base URL."""
         del log_dir  # nothing to log: `requests` has it all

@@ -42,7 +42,10 @@ async def test_a_cut_reply_is_passed_on_as_cut(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_in_the_reasoning_channel_is_flagged(stream: bool) -> None:
     async with serving(rules=[{"reasoning": "The answer is 9.8"}]) as service:
-        answer = await service.chat(stream=stream)
+        off = {"enable_thinking": False}
+        answer = await service.chat(stream=stream, chat_template_kwargs=off)
+        unsaid = await service.chat(stream=stream)
+    assert (unsaid.text, unsaid.details) == ("", {})
     assert (answer.text, answer.finish) == ("The answer is 9.8", "stop")
     assert answer.details == {"from_reasoning": True}
 

@@ -133,7 +133,8 @@ async def test_only_clean_replies_are_stored() -> None:
     async with serving("exactcache", rules=rules) as service:
         for number, rule in enumerate(rules[:-1]):
             for stream in (False, True):
-                answer = await service.chat(rule["match"], stream=stream)
+                off = {"enable_thinking": False}
+                answer = await service.chat(rule["match"], stream=stream, chat_template_kwargs=off)
                 assert not answer.ok or (kind(answer) == "miss" and "not stored" in answer.cache["reason"])
             assert len(service.requests()) == 2 * (number + 1)
         assert await service.events() == []
@@ -348,3 +349,19 @@ async def test_a_reset_forgets_entries_and_counts() -> None:
         await service.post({}, "/admin/reset")
         assert service.method.stats() == {"entries": 0, "hits": 0, "misses": 0, "coalesced": 0}
         assert kind(await service.chat()) == "miss"
+
+
+async def test_a_long_journal_is_compacted_to_the_same_state(tmp_path: Path) -> None:
+    state = tmp_path / "state.jsonl"
+    config = {"max_entries": 2}
+    async with serving("exactcache", config=config, state=state) as service:
+        for _ in range(60):
+            for text in ("a", "b"):
+                await service.chat(text)
+        long, events = len(state.read_text().splitlines()), await service.events()
+        service.service.compact()
+        assert long == 120 and len(state.read_text().splitlines()) == 2
+        await service.chat("a")
+    async with serving("exactcache", config=config, state=state) as service:
+        assert sorted(event["key"] for event in await service.events()) == sorted(e["key"] for e in events)
+        assert kind(await service.chat("b")) == "exact"

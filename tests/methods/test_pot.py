@@ -29,7 +29,9 @@ async def test_the_value_of_the_program_is_the_answer() -> None:
     async with serving(
         "pot", task=FORMULA, rules=script(program), executor=IsolatedExecutor(concurrency=1)
     ) as service:
-        answer = await service.chat("What is 1,000 at 5% after 2 years?", temperature=0, seed=4, max_tokens=7)
+        answer = await service.chat(
+            "What is 1,000 at 5% after 2 years?", temperature=0, seed=4, max_tokens=7, top_k=3, stop=["x"]
+        )
         sent = service.requests()
     assert (answer.text, answer.finish, answer.cache["kind"]) == ("1102.50", "stop", "none")
     assert answer.details == {
@@ -40,7 +42,7 @@ async def test_the_value_of_the_program_is_the_answer() -> None:
     assert [name for name, *_ in answer.extension["stages"]] == ["program", "execute"]
     assert [message["role"] for message in sent[0]["messages"]] == ["system", "user"]
     assert "What is 1,000 at 5% after 2 years?" in sent[0]["messages"][1]["content"]
-    assert (sent[0]["temperature"], sent[0]["seed"]) == (0, 4)
+    assert (sent[0]["temperature"], sent[0]["seed"], sent[0]["top_k"]) == (0, 4, 3)
     assert (sent[0]["max_tokens"], sent[0]["stop"]) == (512, ["\n```"])
 
 

@@ -286,13 +286,13 @@ async def test_a_server_that_does_not_stream_is_read_too(call: Caller) -> None:
 async def test_an_answer_in_the_reasoning_channel_is_taken_and_flagged(call: Caller, content: Any) -> None:
     said = delta(reasoning_content="The answer is 9.8", **({} if content is None else {"content": content}))
     async with streams(said, delta("stop"), "[DONE]") as server:
-        completion = await call(server)
+        completion = await call(server, {"chat_template_kwargs": {"enable_thinking": False}})
     assert (completion.text, completion.from_reasoning) == ("The answer is 9.8", True)
     assert completion.reasoning == ""
 
 
-async def test_with_thinking_on_reasoning_is_no_answer(call: Caller) -> None:
-    on = {"chat_template_kwargs": {"enable_thinking": True}}
+@pytest.mark.parametrize("on", [{}, {"chat_template_kwargs": {"enable_thinking": True}}])
+async def test_unless_thinking_is_off_reasoning_is_no_answer(call: Caller, on: dict[str, Any]) -> None:
     async with streams(delta(reasoning_content="hm"), delta("stop"), "[DONE]") as server:
         completion = await call(server, on)
     assert (completion.text, completion.reasoning, completion.from_reasoning) == ("", "hm", False)
