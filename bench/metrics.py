@@ -257,16 +257,14 @@ def _tpot_p50(cell: CellData) -> float | None:
 
 
 def _wall_s(cell: CellData) -> float | None:
-    # Lines are appended as requests finish, so a finish that lies before the one above it belongs to another
-    # session (a resume): its clock starts anew.
-    total = 0
-    session: list[Record] = []
-    for record in (*cell.attempted, None):
-        if session and (record is None or record.times.finished < session[-1].times.finished):
-            total += session[-1].times.finished - min(r.times.scheduled for r in session)
-            session = []
-        if record is not None:
-            session.append(record)
+    # Between two sittings of a run lie engine starts and other cells, which are not this cell's time.
+    sessions: dict[int, list[Record]] = {}
+    for record in cell.attempted:
+        sessions.setdefault(record.session, []).append(record)
+    total = sum(
+        max(r.times.finished for r in records) - min(r.times.scheduled for r in records)
+        for records in sessions.values()
+    )
     return total / NS if total > 0 else None
 
 
@@ -431,6 +429,7 @@ def interval(cell: CellData, key: str) -> Estimate | None:
         "hit_rate": (*cell.hits, *cell.misses),
         "hit_accuracy": cell.hits,
         "miss_accuracy": cell.misses,
+        "false_hit_rate": cell.hits,
     }
     if key in population:
         value, members = METRICS[key].function(cell), population[key]
@@ -440,7 +439,7 @@ def interval(cell: CellData, key: str) -> Estimate | None:
         raise KeyError(key)
     if value is None:
         return None
-    distinct = len({record.sample for record in members})
+    distinct = len({record.question for record in members})
     return wilson(min(max(value, 0.0), 1.0) * distinct, distinct)
 
 

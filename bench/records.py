@@ -132,7 +132,10 @@ class Record(_Model):
         run, cell: Where it belongs.
         index: Position in the cell's order, from 0.
         sample, group: The sample's id and its ground-truth template.
+        prompt: Digest of the messages: records with one prompt are copies of one question, whatever their
+            samples are called. None in records of before there was one.
         repeat: Which pass over the samples, from 0.
+        session: Which sitting of the run made it, from 0; a resume begins the next.
         attempt: 1, or more after a resume that repeated a request whose infrastructure had failed.
         phase: ``measure``, or ``warmup`` (never in tables).
         times, stages, calls: What took how long; None/empty where the service told nothing.
@@ -150,7 +153,9 @@ class Record(_Model):
     index: int
     sample: str
     group: str | None = None
+    prompt: str | None = None
     repeat: int = 0
+    session: int = 0
     attempt: int = 1
     phase: Literal["measure", "warmup"] = "measure"
     times: Times
@@ -169,6 +174,11 @@ class Record(_Model):
     def key(self) -> tuple[str, int, int]:
         """Identity of the request within its run: cell, repeat, index."""
         return (self.cell, self.repeat, self.index)
+
+    @property
+    def question(self) -> str:
+        """What is one independent observation however often it is asked: the prompt, or else the sample."""
+        return self.prompt or self.sample
 
     @property
     def hit(self) -> bool:

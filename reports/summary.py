@@ -231,7 +231,7 @@ def _row(
     cell, workload = cells[str(config["id"])], str(config["workload"])
     method = str(config.get("label") or config["method"])
     base = baseline_cell(run, workload)
-    keys = ["accuracy", "accuracy_completed", "hit_rate", "hit_accuracy", "miss_accuracy"]
+    keys = ["accuracy", "accuracy_completed", "hit_rate", "hit_accuracy", "miss_accuracy", "false_hit_rate"]
     keys += ["latency_mean", "latency_p50", "latency_p90", "latency_p99", *(f"score_{s}" for s in scores)]
     is_baseline = base == cell.id
     return CellSummary(
@@ -271,7 +271,9 @@ def _compare(cell: CellData, base: CellData) -> Comparison | None:
         ours_scores, base_scores = [cell.score(a) for a, _ in pairs], [base.score(b) for _, b in pairs]
         difference = paired_difference(ours_scores, base_scores, _clusters(pairs))
         if {*ours_scores, *base_scores} <= {0.0, 1.0}:
-            p = mcnemar([s == 1 for s in ours_scores], [s == 1 for s in base_scores])
+            # Copies of one question are no further evidence: the exact test takes each question once.
+            first = list({ours.question: at for at, (ours, _) in reversed(list(enumerate(pairs)))}.values())
+            p = mcnemar([ours_scores[at] == 1 for at in first], [base_scores[at] == 1 for at in first])
     ours_ok, base_ok = {r.key for r in cell.answered}, {r.key for r in base.answered}
     both = [(a, b) for a, b in pairs if a.key in ours_ok and b.key in base_ok]
     speedup = paired_ratio([b.latency_ns for _, b in both], [a.latency_ns for a, _ in both], _clusters(both))
@@ -279,7 +281,7 @@ def _compare(cell: CellData, base: CellData) -> Comparison | None:
 
 
 def _clusters(pairs: Sequence[tuple[Record, Record]]) -> list[tuple[str, str]]:
-    return [("group", ours.group) if ours.group else ("sample", ours.sample) for ours, _ in pairs]
+    return [("group", ours.group) if ours.group else ("question", ours.question) for ours, _ in pairs]
 
 
 def _adjust(rows: Sequence[CellSummary], workload: str) -> list[CellSummary]:

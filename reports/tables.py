@@ -143,12 +143,15 @@ def main_columns(summary: Summary) -> list[Column]:
     columns += [
         _interval_column("hit_rate", "Hit, %", 100, 1),
         _interval_column("hit_accuracy", "Hit accuracy, %", 100, 1),
+    ]
+    if any(row.intervals.get("false_hit_rate") for row in summary.rows):  # a rate of 0 is a result
+        columns.append(_interval_column("false_hit_rate", "False hits, % of hits", 100, 1))
+    columns += [
         _value_column(METRICS["target_calls"], "Target calls"),
         _value_column(METRICS["target_tokens_in"], "Target tokens in"),
         _value_column(METRICS["target_tokens_out"], "Target tokens out"),
     ]
     optional = [
-        _value_column(METRICS["false_hit_rate"], "False hits, % of hits"),
         _value_column(METRICS["small_calls"], "Small calls"),
         _value_column(METRICS["small_tokens_in"], "Small tokens in"),
         _value_column(METRICS["small_tokens_out"], "Small tokens out"),
@@ -207,7 +210,8 @@ def notes(summary: Summary) -> list[str]:
     lines = [
         f"Source: {summary.source}.",
         "Brackets: 95 % intervals; Wilson for shares, order statistics for quantiles (n/a where the sample "
-        "is too small), bootstrap for means. Accuracy counts every attempted request, failures as wrong.",
+        "is too small), bootstrap for means. Accuracy counts every attempted request, failures as wrong; "
+        "copies of one question count as one observation in the intervals of shares.",
     ]
     compared = [row.comparison for row in summary.rows if row.comparison]
     if compared:

@@ -19,6 +19,10 @@ MIN_COVERAGE = 0.99
 """Share of planned requests that must be completed for a row to be ranked."""
 
 
+MAX_REFUSED = 0.1
+"""Share of refused requests above which a cell tells more about settings than about its method."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a run is invalid, and what to do about it."""
@@ -101,7 +105,7 @@ def _refused(facts: _Facts) -> Iterator[Reason]:
     """A request that the service or the engine would not take says nothing about a method."""
     for name, cell in facts.cells.items():
         refused = [record for record in cell.attempted if record.outcome == "refused"]
-        if len(refused) > (1 - MIN_COVERAGE) * len(cell.attempted):
+        if len(refused) > MAX_REFUSED * len(cell.attempted):
             message = refused[0].error.message[:160] if refused[0].error else "no message"
             yield Reason(
                 f"{len(refused)} of {len(cell.attempted)} requests of {name} were refused ({message}).",

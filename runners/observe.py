@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,10 +32,16 @@ __all__ = ["Clock", "Planned", "grade_record", "observe"]
 
 
 class Clock:
-    """Nanoseconds since the run's start, on the monotonic clock; goes on where an earlier session ended."""
+    """Nanoseconds since the run's start, on the monotonic clock; goes on where an earlier sitting ended.
 
-    def __init__(self, already_ns: int = 0) -> None:
+    Args:
+        already_ns: When that was.
+        session: Number of this sitting, from 0.
+    """
+
+    def __init__(self, already_ns: int = 0, session: int = 0) -> None:
         self.zero = time.monotonic_ns() - already_ns
+        self.session = session
 
     def now(self) -> int:
         """Return the time since the run's start, ns."""
@@ -99,7 +107,9 @@ async def observe(
         index=planned.index,
         sample=planned.sample.id,
         group=planned.sample.group,
+        prompt=_digest(planned.sample),
         repeat=planned.repeat,
+        session=clock.session,
         attempt=attempt,
         times=Times(
             scheduled=scheduled,
@@ -123,6 +133,11 @@ async def observe(
         error=_error(failure) if failure else None,
         details=trace.get("details") or {},
     )
+
+
+def _digest(sample: Sample) -> str:
+    text = json.dumps([dict(message) for message in sample.messages], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def request_body(planned: Planned, workload: Workload) -> dict[str, Any]:

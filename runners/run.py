@@ -115,7 +115,10 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
             was recorded stays, and ``resume`` goes on from there.
     """
     records = run.records()
-    clock = Clock(max((record.times.finished for record in records), default=0))
+    clock = Clock(
+        max((record.times.finished for record in records), default=0),
+        max((record.session for record in records), default=-1) + 1,
+    )
     todo = {item.cell.id: _left(item, records) for item in plans}
     roles = roles_called(item.cell for item in plans if todo[item.cell.id])
     if not roles:

@@ -101,7 +101,7 @@ def resume_here(run: Run, watch: Watch | None = None) -> Run:
 
 def essence(record: Record) -> dict[str, Any]:
     """What must be the same on every run: all but times, the run's id and what depends on engine caches."""
-    whole = record.model_dump(mode="json", exclude={"run", "times", "stages", "calls", "usage"})
+    whole = record.model_dump(mode="json", exclude={"run", "times", "stages", "calls", "usage", "session"})
     whole["stages"] = [stage.name for stage in record.stages]
     kept = ("engine", "purpose", "model", "tokens_in", "tokens_out", "finish_reason", "tries", "error")
     whole["calls"] = [{key: getattr(call, key) for key in kept} for call in record.calls]

@@ -156,9 +156,9 @@ def test_calls_and_tokens() -> None:
 
 
 def test_throughput_leaves_the_gap_between_sessions_out() -> None:
-    before = [record(index=i, start=float(i)) for i in range(5)]
-    after = [record(index=5 + i, start=float(i)) for i in range(5)]
-    assert value("success_per_s", cell(*before, *after)) == pytest.approx(1.0)
+    before = [record(index=i, start=float(i)) for i in range(9)]
+    after = record(index=9, start=100.0, session=1)
+    assert value("success_per_s", cell(*before, after)) == pytest.approx(1.0)
 
 
 def test_missing_usage_gives_no_token_rate() -> None:
@@ -170,6 +170,12 @@ def test_scores_and_ungraded_workloads() -> None:
     assert score_metric("rounded").function(data) == 0.5
     assert score_metric("absent").function(data) is None
     assert value("accuracy", cell(record(grade=None))) is None
+
+
+def test_copies_of_a_question_are_one_observation() -> None:
+    data = cell(*(record(index=i, prompt=f"p{i % 17}") for i in range(40)))
+    accuracy = interval(data, "accuracy")
+    assert accuracy is not None and accuracy.n == 17
 
 
 def test_intervals() -> None:

@@ -187,6 +187,8 @@ def test_failures_and_their_cure(tmp_path: Path) -> None:
     again = [record.index for record in records if not record.completed]
     assert [(record.index, record.attempt) for record in watch.records] == [(index, 2) for index in again]
     assert resumed.records()[: len(records)] == records
+    assert {record.session for record in records} == {0}
+    assert {record.session for record in resumed.records()[len(records) :]} == {1}
     ruling = verdict(resumed.read(), resumed.records())
     assert ruling == {"valid": True, "reasons": []}
 
