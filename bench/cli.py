@@ -25,6 +25,7 @@ from bench.cli_options import (
     SetOption,
     err,
     examples,
+    note_arguments,
     out,
     print_json,
     profile_with,
@@ -208,8 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     warnings.showwarning = lambda message, *_, **__: err.print(
         f"warning: {message}", markup=False, soft_wrap=True
     )
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    note_arguments(given)
     try:
-        app(args=list(arguments) if arguments is not None else None)
+        app(args=given)
     except ReuseBenchError as error:
         err.print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from bench.cli_options import SETTINGS, JsonOption, err, examples, out, print_json
+from bench.errors import ModelMissing
 
 __all__ = ["app"]
 
@@ -72,14 +73,24 @@ def models_pull(
             display.say(f"{name}: ready at {path}")
 
 
-@app.command("verify", epilog=examples("reusebench models verify"))
-def models_verify(
-    wanted: NamesArgument = None,
-) -> None:
+@app.command("verify", epilog=examples("reusebench models verify", "reusebench models verify --json"))
+def models_verify(wanted: NamesArgument = None, as_json: JsonOption = False) -> None:
     """Hash the stored models and compare with the pins."""
     from bench.display import PullDisplay
-    from runners.models import catalogue, verify
+    from runners.models import catalogue, model_file, verify
 
+    chosen = wanted or list(catalogue())
+    for name in chosen:
+        model_file(name)
+    found: list[dict[str, Any]] = []
     with PullDisplay(err) as display:
-        for name in wanted or list(catalogue()):
-            display.say(f"{name}: {verify(name, display)} is as pinned")
+        for name in chosen:
+            try:
+                found.append({"name": name, "ok": True, "detail": f"{verify(name, display)} is as pinned"})
+            except ModelMissing as error:
+                found.append({"name": name, "ok": False, "detail": str(error)})
+            display.say(f"{name}: {found[-1]['detail']}")
+    if as_json:
+        print_json(found)
+    if not all(one["ok"] for one in found):
+        raise typer.Exit(ModelMissing.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ __all__ = [
     "RunArgument",
     "RunsOption",
     "SetOption",
+    "command_line",
     "err",
     "examples",
+    "note_arguments",
     "out",
     "print_json",
     "profile_with",
@@ -33,6 +36,19 @@ __all__ = [
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+_arguments: list[str] = []
+
+
+def note_arguments(arguments: Sequence[str]) -> None:
+    """Remember what the command line was called with."""
+    _arguments[:] = arguments
+
+
+def command_line() -> str:
+    """Return the command line as a person would type it again."""
+    return shlex.join(["reusebench", *_arguments])
+
 
 RUNS = Path("runs")
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of runs.", envvar="REUSEBENCH_RUNS")]

@@ -17,6 +17,7 @@ from bench.cli_options import (
     RunArgument,
     RunsOption,
     SetOption,
+    command_line,
     err,
     examples,
     out,
@@ -93,7 +94,7 @@ def run(
         config = validate(RunConfig, apply_overrides(data, settings or []), "run")
     from runners.session import begin
 
-    _drive(*begin(runs, config, None))
+    _drive(*begin(runs, config, None, command_line()))
 
 
 def _refuse_beside_config(ctx: typer.Context) -> None:
@@ -108,8 +109,8 @@ def _refuse_beside_config(ctx: typer.Context) -> None:
             )
 
 
-def _drive(one: Run, config: RunConfig, plans: list[CellPlan]) -> dict[str, Any]:
-    """Drive a run to its end, report it, and return its facts; an INVALID one raises."""
+def _drive(one: Run, config: RunConfig, plans: list[CellPlan]) -> None:
+    """Drive a run to its end and report it; an INVALID one raises."""
     from bench.display import RunDisplay
     from runners.session import drive
 
@@ -129,10 +130,11 @@ def _drive(one: Run, config: RunConfig, plans: list[CellPlan]) -> dict[str, Any]
             if one.records():
                 _report(one)
         raise
-    facts = _report(one)
-    one.close()
+    else:
+        facts = _report(one)
+    finally:
+        one.close()
     _check_valid(facts)
-    return facts
 
 
 def _report(one: Run, *, quiet: bool = False) -> dict[str, Any]:
@@ -278,29 +280,36 @@ def reproduce(
 ) -> None:
     """Run the experiments of the papers and report ours beside theirs.
 
-    A run of the same experiment and settings that was stopped is gone on with.
+    Stopped, it goes on where it was when it is typed again; complete and VALID, it measures anew.
     """
     from reports.page import write_index
-    from runners.session import begin, take_up, unfinished
+    from runners.session import Batch, begin, take_up
 
     chosen: list[tuple[Experiment, RunConfig]] = [
         (declared, experiment_run(declared, profile(profile_name), settings or [], n))
         for declared in map(experiment, wanted or experiment_names())
     ]
+    batch = Batch(runs, [config for _, config in chosen], fresh=fresh)
     done: list[Run] = []
     invalid: InvalidRun | None = None
     for declared, config in chosen:
         out.rule(escape(declared.title))
-        one = None if fresh else unfinished(runs, config)
+        found, complete = batch.find(config)
         try:
-            if one is not None:
-                err.print(f"going on with a stopped run (--fresh begins anew): {one.id}", markup=False)
+            if found is None:
+                one, resolved, plans = begin(runs, config, declared, command_line())
                 done.append(one)
-                _drive(one, *take_up(one))
-            else:
-                one, resolved, plans = begin(runs, config, declared)
-                done.append(one)
+                batch.note(config, one)
                 _drive(one, resolved, plans)
+                continue
+            done.append(found)
+            if complete:
+                err.print(f"done earlier (--fresh begins anew): {found.id}", markup=False)
+                _report(found)
+                continue
+            err.print(f"going on with a stopped run (--fresh begins anew): {found.id}", markup=False)
+            batch.note(config, found)
+            _drive(found, *take_up(found))
         except InvalidRun as error:
             invalid = error
             err.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
@@ -308,3 +317,4 @@ def reproduce(
     err.print(f"all results: {page}", markup=False, soft_wrap=True)
     if invalid is not None:
         raise invalid
+    batch.finish()

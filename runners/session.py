@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ from bench.config import Experiment, RunConfig, config_hash, validate
 from bench.errors import UsageError
 from bench.records import Record
 from bench.registry import workload
+from runners.journal import write_atomically
 from runners.machine import git_facts, machine_facts, package_versions
 from runners.observe import grade_record
 from runners.pair import make_engines
 from runners.run import CellPlan, Progress, execute, plan, resolve, roles_called
 from runners.store import Run, latest, list_runs
 
-__all__ = ["Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
+__all__ = ["Batch", "Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
 
 
 def begin(
-    root: Path, config: RunConfig, declared: Experiment | None
+    root: Path, config: RunConfig, declared: Experiment | None, command: str | None = None
 ) -> tuple[Run, RunConfig, list[CellPlan]]:
     """Check and load everything, and only then make the run's folder.
 
@@ -32,6 +35,7 @@ def begin(
         root: Folder of runs.
         config: What to run.
         declared: The experiment that it came from, or None.
+        command: The command line that asked for it, for whoever repeats it.
 
     Raises:
         UsageError, DataMissing: The configuration or a data set is at fault; nothing was made.
@@ -53,6 +57,7 @@ def begin(
         "datasets": {item.cell.id: asdict(item.facts) for item in plans},
         "workloads": {item.cell.workload: _workload_facts(item) for item in plans},
         "planned": {item.cell.id: len(item.planned) for item in plans},
+        "command": command,
         "seeds": {item.cell.id: item.cell.selection.seed for item in plans},
         "verdict": None,
     }
@@ -165,11 +170,59 @@ def unfinished(root: Path, config: RunConfig) -> Run | None:
         except UsageError:  # damaged, or of another version: not one to go on with
             continue
         if facts.get("config_hash") == wanted:
-            failed = any(not record.completed for record in latest(run.records()))
-            return run if failed or facts["status"] != "complete" else None
+            return run if facts["status"] != "complete" or _has_failures(run) else None
     return None
 
 
+class Batch:
+    """The runs of one ``reproduce``, so that one that was stopped goes on where it was.
+
+    Kept in ``reproduce.json`` beside the runs until all are complete and VALID.
+    """
+
+    def __init__(self, root: Path, configs: Sequence[RunConfig], *, fresh: bool) -> None:
+        self._root = root
+        self._path = root / "reproduce.json"
+        self._batch = [config_hash(resolve(config)) for config in configs]
+        self._runs: dict[str, str] = {} if fresh else self._read()
+        self._fresh = fresh
+
+    def _read(self) -> dict[str, str]:
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return dict(kept["runs"]) if kept["batch"] == self._batch else {}
+        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: begin anew
+            return {}
+
+    def find(self, config: RunConfig) -> tuple[Run | None, bool]:
+        """Return this configuration's run, if there is one to use, and whether it is done."""
+        name = self._runs.get(config_hash(resolve(config)))
+        if name is not None:
+            run = Run(self._root / name)
+            with suppress(UsageError):  # deleted or damaged: begin anew
+                facts = run.read()
+                if facts["status"] != "complete" or _has_failures(run):
+                    return run, False
+                if (facts.get("verdict") or {}).get("valid"):
+                    return run, True
+        return (None if self._fresh else unfinished(self._root, config)), False
+
+    def note(self, config: RunConfig, run: Run) -> None:
+        """Remember that ``run`` is this configuration's."""
+        self._runs[config_hash(resolve(config))] = run.id
+        kept = {"batch": self._batch, "runs": self._runs}
+        write_atomically(self._path, json.dumps(kept, indent=1) + "\n")
+
+    def finish(self) -> None:
+        """Forget the batch: the next ``reproduce`` measures anew."""
+        self._path.unlink(missing_ok=True)
+
+
+def _has_failures(run: Run) -> bool:
+    return any(not record.completed for record in latest(run.records()))
+
+
+@dataclass(frozen=True, slots=True)
 class Regraded:
     """What regrading changed.
 
@@ -178,9 +231,8 @@ class Regraded:
         changed: Records whose scores or extracted answer differ, as (before, after).
     """
 
-    def __init__(self, graded: int, changed: list[tuple[Record, Record]]) -> None:
-        self.graded = graded
-        self.changed = changed
+    graded: int
+    changed: list[tuple[Record, Record]]
 
 
 def regrade(run: Run, *, write: bool) -> Regraded:

@@ -386,12 +386,47 @@ def test_reproduce(invoke: Invoke, tmp_path: Path) -> None:
     assert f"{newest}/report/index.html" in (tmp_path / "index.html").read_text()
 
 
+def test_reproduce_stopped_in_its_second_experiment(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done stays done; the rest is gone on with; when all is done, it is measured anew."""
+    arguments = ["reproduce", "minicache-finance", "repeated-requests", *MOCK, "--runs", str(tmp_path)]
+    driven: list[str] = []
+
+    def stop_in_the_second(run: Run, *rest: Any) -> None:
+        driven.append(run.id)
+        if len(driven) == 2:
+            run.update(status="interrupted")
+            raise KeyboardInterrupt
+        drive(run, *rest)
+
+    monkeypatch.setattr("runners.session.drive", stop_in_the_second)
+    assert invoke(*arguments)[0] == 130
+    first, second = (run.id for run in list_runs(tmp_path))
+    assert (tmp_path / "reproduce.json").exists()
+    code, _, errors = invoke(*arguments)
+    assert code == 0, errors
+    assert driven == [first, second, second]
+    assert f"done earlier (--fresh begins anew): {first}" in errors
+    assert f"going on with a stopped run (--fresh begins anew): {second}" in errors
+    index = (tmp_path / "index.html").read_text()
+    assert f"{first}/report" in index and f"{second}/report" in index
+    assert not (tmp_path / "reproduce.json").exists()
+
+    (tmp_path / "reproduce.json").write_text("{")
+    assert invoke(*arguments)[0] == 0
+    assert len(list_runs(tmp_path)) == 4
+    command = list_runs(tmp_path)[-1].read()["command"]
+    assert command.startswith("reusebench reproduce minicache-finance repeated-requests --set")
+    assert "pair.target.kind=mock" in command
+
+
 def test_reproduce_defaults_to_every_experiment(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
-    def note(root: Path, resolved: RunConfig, declared: Any) -> Any:
+    def note(root: Path, resolved: RunConfig, declared: Any, command: str) -> Any:
         seen.append(declared.id)
         raise KeyboardInterrupt
 
