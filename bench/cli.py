@@ -39,7 +39,8 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Benchmark and evaluation suite for reuse in LLM inference.",
-    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage, 3 invalid run, 4 model, engine or data missing, "
+    epilog=examples("reusebench doctor", "reusebench run -m pot -m direct -n 50", "reusebench show latest")
+    + "\n\nExit codes: 0 ok, 1 a check failed, 2 usage, 3 invalid run, 4 model, engine or data missing, "
     "130 interrupted.",
     **SETTINGS,
 )

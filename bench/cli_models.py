@@ -12,7 +12,11 @@ from bench.errors import ModelMissing
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Fetch, list and verify the embedded models.", **SETTINGS)
+app = typer.Typer(
+    help="Fetch, list and verify the embedded models.",
+    epilog=examples("reusebench models pull", "reusebench models list"),
+    **SETTINGS,
+)
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Default: every model.")]
 

@@ -38,6 +38,9 @@ class Formula:
     - ``strict`` (primary): ``|e - a| <= 1e-4 * max(1, |e|, |a|)``;
     - ``rounded``: equal at the gold's number of decimals, but at least 2;
     - ``corrected``: as strict, against the right value where the gold is known to be wrong upstream.
+
+    A written percent sign is understood on both sides: "40%" is 40 for a formula that multiplies by 100, and
+    0.4 for one that does not. A plain 0.4 is no answer to the former: the request itself asks for the × 100.
     """
 
     name: str = "formula"
