@@ -1,6 +1,8 @@
 # Every target sets up what it needs from nothing, and is quick when that is already there.
 # PROFILE chooses the engines; ARGS is passed on: to `reusebench reproduce`, or to pytest in `make test`.
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
+# A name on the PATH may be a version manager's shim for a version that is not there: each is tried.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 PROFILE ?= laptop
 ARGS ?=
 VENV := .venv
