@@ -305,7 +305,7 @@ def reproduce(
             done.append(found)
             if complete:
                 err.print(f"done earlier (--fresh begins anew): {found.id}", markup=False)
-                _report(found)
+                _check_valid(_report(found))
                 continue
             err.print(f"going on with a stopped run (--fresh begins anew): {found.id}", markup=False)
             batch.note(config, found)

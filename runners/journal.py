@@ -16,7 +16,7 @@ from typing import Any
 from bench.errors import ReuseBenchError
 from bench.method import StateEvent
 
-__all__ = ["Journal", "prune", "write_atomically"]
+__all__ = ["Journal", "drop_torn_line", "prune", "write_atomically"]
 
 _PRIVATE = 0o600  # it holds what users asked and were told
 
@@ -39,7 +39,7 @@ class Journal:
             return
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _drop_torn_line(self.path)
+            drop_torn_line(self.path)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE)
         line = json.dumps({"request": request_id, "event": event})
         os.write(self._file, line.encode() + b"\n")
@@ -94,7 +94,7 @@ def _entries(path: Path | None) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """Cut off what follows the last newline: the next line would become one with it, and both be lost."""
     content = path.read_bytes() if path.exists() else b""
     whole = content.rfind(b"\n") + 1

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from bench.cells import latest
 from bench.config import Cell, RunConfig, validate
 from bench.engine import Role
 from bench.errors import EngineUnavailable
@@ -22,7 +23,7 @@ from runners.journal import prune
 from runners.observe import Clock, Planned, observe
 from runners.pair import Pair, start_pair
 from runners.serve import roles_of
-from runners.store import Run, latest
+from runners.store import Run
 
 __all__ = ["CellPlan", "Progress", "execute", "plan", "resolve", "roles_called"]
 

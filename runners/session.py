@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cells import latest
 from bench.config import Experiment, RunConfig, config_hash, validate
-from bench.errors import UsageError
+from bench.errors import ReuseBenchError, UsageError
 from bench.records import Record
 from bench.registry import workload
 from runners.journal import write_atomically
@@ -21,7 +22,7 @@ from runners.machine import git_facts, machine_facts, package_versions
 from runners.observe import grade_record
 from runners.pair import make_engines
 from runners.run import CellPlan, Progress, execute, plan, resolve, roles_called
-from runners.store import Run, latest, list_runs
+from runners.store import Run, list_runs
 
 __all__ = ["Batch", "Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
 
@@ -166,11 +167,10 @@ def unfinished(root: Path, config: RunConfig) -> Run | None:
     wanted = config_hash(resolve(config))
     for run in reversed(list_runs(root)):
         try:
-            facts = run.read()
-        except UsageError:  # damaged, or of another version: not one to go on with
+            if run.read().get("config_hash") == wanted:
+                return run if _can_go_on(run) else None
+        except ReuseBenchError:  # damaged, or of another version: not one to go on with
             continue
-        if facts.get("config_hash") == wanted:
-            return run if facts["status"] != "complete" or _has_failures(run) else None
     return None
 
 
@@ -190,8 +190,10 @@ class Batch:
     def _read(self) -> dict[str, str]:
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return dict(kept["runs"]) if kept["batch"] == self._batch else {}
-        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: begin anew
+            if kept["batch"] != self._batch:
+                return {}
+            return {key: run for key, run in kept["runs"].items() if isinstance(run, str)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or damaged: begin anew
             return {}
 
     def find(self, config: RunConfig) -> tuple[Run | None, bool]:
@@ -199,11 +201,11 @@ class Batch:
         name = self._runs.get(config_hash(resolve(config)))
         if name is not None:
             run = Run(self._root / name)
-            with suppress(UsageError):  # deleted or damaged: begin anew
-                facts = run.read()
-                if facts["status"] != "complete" or _has_failures(run):
+            with suppress(ReuseBenchError):  # deleted or damaged: begin anew
+                if _can_go_on(run):
                     return run, False
-                if (facts.get("verdict") or {}).get("valid"):
+                ruling = run.read().get("verdict")
+                if ruling is None or ruling["valid"]:  # None: stopped before its report
                     return run, True
         return (None if self._fresh else unfinished(self._root, config)), False
 
@@ -218,8 +220,10 @@ class Batch:
         self._path.unlink(missing_ok=True)
 
 
-def _has_failures(run: Run) -> bool:
-    return any(not record.completed for record in latest(run.records()))
+def _can_go_on(run: Run) -> bool:
+    """Whether something of an undamaged run is left to do, or failed."""
+    failed = any(not record.completed for record in latest(run.records()))
+    return failed or run.read().get("status") != "complete"
 
 
 @dataclass(frozen=True, slots=True)

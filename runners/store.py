@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from bench.errors import ReuseBenchError, UsageError, did_you_mean
 from bench.records import SCHEMA_VERSION, Record
-from runners.journal import write_atomically
+from runners.journal import drop_torn_line, write_atomically
 
-__all__ = ["Run", "RunLocked", "find_run", "latest", "list_runs"]
+__all__ = ["Run", "RunLocked", "find_run", "list_runs"]
 
 
 class RunLocked(UsageError):
@@ -74,6 +74,8 @@ class Run:
         path = self.path / "run.json"
         try:
             facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(facts, dict):
+                raise ValueError("no JSON object")
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is no run: it has no run.json.") from error
         except ValueError as error:
@@ -146,7 +148,7 @@ class Run:
         """
         if self._records is None:
             path = self.path / "records.jsonl"
-            _drop_torn_line(path)
+            drop_torn_line(path)
             self._records = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         line = _line(record)
         try:
@@ -198,26 +200,9 @@ class Run:
         self._records = self._lock = None
 
 
-def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the last attempt of each request, in the order of first attempts."""
-    by_key: dict[tuple[str, int, int], Record] = {}
-    for record in records:
-        by_key[record.key] = record
-    return list(by_key.values())
-
-
 def _line(record: Record) -> bytes:
     # NaN and infinity are no JSON; pydantic writes them as null, which is what "missing" is.
     return record.model_dump_json().encode() + b"\n"
-
-
-def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 def list_runs(root: Path) -> list[Run]:

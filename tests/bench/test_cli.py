@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import warnings
@@ -342,6 +344,53 @@ def test_models_list(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (code, models[0]["name"] in said) == (0, True)
     code, _, errors = invoke("models", "verify", models[0]["name"])
     assert (code, "models pull" in errors) == (4, True)
+
+
+def test_models_verify_checks_every_model(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.errors import ModelMissing
+    from runners.models import catalogue
+
+    first, *others = catalogue()
+    assert others
+
+    def verify(name: str, progress: Any = None) -> Path:
+        if name == first:
+            raise ModelMissing(f"{name} is damaged")
+        return tmp_path / name
+
+    monkeypatch.setattr("runners.models.verify", verify)
+    code, said, errors = invoke("models", "verify", "--json")
+    assert code == 4
+    verdicts = {one["name"]: (one["ok"], one["detail"]) for one in read_json(said)}
+    assert verdicts == {
+        first: (False, f"{first} is damaged"),
+        **{name: (True, f"{tmp_path / name} is as pinned") for name in others},
+    }
+    assert all(f"{name}: " in " ".join(errors.split()) for name in (first, *others))
+    assert invoke("models", "verify", *others)[0] == 0
+
+
+def test_the_report_names_the_command(invoke: Invoke, tmp_path: Path) -> None:
+    shown = {}
+    rows = (
+        ["run", "-m", "direct", "-n", "2", *MOCK[:2]],
+        ["reproduce", "minicache-finance", "-n", "5", *MOCK],
+    )
+    for row in rows:
+        root = tmp_path / row[0]
+        arguments = [*row, "--runs", str(root)]
+        code, _, errors = invoke(*arguments)
+        assert code == 0, errors
+        (run,) = list_runs(root)
+        wanted = shlex.join(["reusebench", *arguments])
+        assert run.read()["command"] == wanted
+        page = html.unescape((run.path / "report" / "index.html").read_text())
+        assert wanted in page.replace("\u200b", ""), row
+        shown[row[0]] = wanted
+    assert "--set pair.target.kind=mock" in shown["run"]
+    assert "reproduce minicache-finance -n 5 --set" in shown["reproduce"]
 
 
 SINGLE = 'cells=[{method="direct", workload="formula", selection={n=2}}]'

@@ -10,7 +10,7 @@ from bench.config import RunConfig, config_hash
 from bench.errors import DataMissing, UsageError
 from bench.records import SCHEMA_VERSION
 from runners.run import resolve
-from runners.session import begin, regrade, take_up, unfinished
+from runners.session import Batch, begin, regrade, take_up, unfinished
 from runners.store import Run, RunLocked, list_runs
 from tests.running import Watch, config, resume_here, run_here
 
@@ -144,6 +144,45 @@ def test_unfinished(finished: Run, tmp_path: Path) -> None:
     assert len(list_runs(tmp_path)) == 2
     found = unfinished(tmp_path, data)
     assert found is not None and found.id == run.id
+
+
+def test_batch(finished: Run, tmp_path: Path) -> None:
+    """What is done is kept, what is not is gone on with, and what can't be read is begun anew."""
+    wanted = RunConfig.model_validate(config("direct", "exactcache", repeats=2))
+    run = copy(finished, tmp_path)
+    file = tmp_path / "reproduce.json"
+    Batch(tmp_path, [wanted], fresh=False).note(wanted, run)
+    kept = file.read_text()
+
+    def find(*, fresh: bool = False, configs: int = 1) -> tuple[str | None, bool]:
+        found, done = Batch(tmp_path, [wanted] * configs, fresh=fresh).find(wanted)
+        return (found.id if found else None), done
+
+    run.update(verdict=None)
+    assert find() == (run.id, True), "it was stopped before its report"
+    run.update(verdict={"valid": True, "reasons": []})
+    assert find() == (run.id, True)
+    assert find(fresh=True) == find(configs=2) == (None, False)
+    run.update(verdict={"valid": False, "reasons": []})
+    assert find() == (None, False), "no request is left that could cure it"
+    records = run.records()
+    failed = records[0].model_copy(update={"outcome": "infra_error", "reply": None, "grade": None})
+    run.replace_records([failed, *records[1:]])
+    assert find() == (run.id, False)
+    run.replace_records(records)
+    run.update(status="interrupted")
+    assert find() == (run.id, False)
+
+    for damaged in ("{", "[]", "null", kept.replace(run.id, "gone"), kept.replace(f'"{run.id}"', "5")):
+        file.write_text(damaged)
+        assert find() == (run.id, False), "a stopped run is gone on with in no batch too"
+    file.write_text(kept)
+    (run.path / "records.jsonl").write_text("{}\n")
+    for status in ("complete", "interrupted"):
+        run.update(status=status)
+        assert find() == (None, False)
+    (run.path / "run.json").write_text("[]")
+    assert find() == (None, False)
 
 
 def test_regrade(finished: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.errors import ReuseBenchError, UsageError
 from bench.records import SCHEMA_VERSION
-from runners.store import Run, RunLocked, find_run, latest, list_runs
+from runners.store import Run, RunLocked, find_run, list_runs
 from tests.synthetic import record
 
 
@@ -56,11 +56,6 @@ def test_a_damaged_line_is_named(run: Run) -> None:
         run.records()
 
 
-def test_latest() -> None:
-    a1, b1, a2 = record(index=0), record(index=1), record(index=0, attempt=2)
-    assert latest([a1, b1, a2]) == [a2, b1]
-
-
 def test_one_writer(run: Run) -> None:
     assert not run.written_elsewhere
     with pytest.raises(RunLocked, match="another process") as caught:
@@ -89,6 +84,7 @@ def test_the_lock_is_not_inherited(run: Run) -> None:
     [
         (None, "is no run"),
         ("{", "is damaged"),
+        ("[]", "is damaged"),
         (json.dumps({"schema_version": SCHEMA_VERSION + 1, "packages": {"reusebench": "9.9"}}), "9.9"),
     ],
 )
