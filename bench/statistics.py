@@ -20,6 +20,7 @@ __all__ = [
     "Estimate",
     "bootstrap_mean",
     "format_estimate",
+    "format_number",
     "format_p",
     "holm",
     "mcnemar",
@@ -53,11 +54,6 @@ class Estimate:
     low: float | None
     high: float | None
     n: int
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is an interval."""
-        return self.low is not None and self.high is not None
 
     def excludes(self, value: float) -> bool:
         """Tell whether the interval lies wholly on one side of ``value``; False without an interval."""
@@ -248,17 +244,22 @@ def format_estimate(
     """
     if estimate is None:
         return "n/a"
-
-    def number(value: float) -> str:
-        text = f"{value * scale:{'+' if sign else ''}.{decimals}f}"
-        if float(text) == 0:
-            text = text.lstrip("+-")
-        return text.replace("-", "\N{MINUS SIGN}")
-
-    if estimate.low is None or estimate.high is None:
-        return f"{number(estimate.value)} [n/a]"
+    value, low, high = (
+        None if one is None else format_number(one, scale=scale, decimals=decimals, sign=sign)
+        for one in (estimate.value, estimate.low, estimate.high)
+    )
+    if estimate.low is None or high is None:
+        return f"{value} [n/a]"
     dash = ", " if sign or estimate.low < 0 else "\N{EN DASH}"
-    return f"{number(estimate.value)} [{number(estimate.low)}{dash}{number(estimate.high)}]"
+    return f"{value} [{low}{dash}{high}]"
+
+
+def format_number(value: float, *, scale: float = 1.0, decimals: int = 1, sign: bool = False) -> str:
+    """Return ``value`` times ``scale`` with a typographic minus; a zero has no sign."""
+    text = f"{value * scale:{'+' if sign else ''}.{decimals}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def format_p(p: float | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bench.statistics import Estimate
+from functools import partial
+
+from bench.statistics import Estimate, format_number
 from reports.summary import CellSummary, Summary
 
 __all__ = ["findings"]
@@ -85,12 +87,7 @@ def _percent(estimate: Estimate) -> str:
 
 
 def _range(estimate: Estimate, scale: float, decimals: int, unit: str, *, sign: bool = False) -> str:
-    def number(value: float) -> str:
-        text = f"{value * scale:{'+' if sign else ''}.{decimals}f}"
-        if float(text) == 0:
-            text = text.lstrip("+-")
-        return text.replace("-", "\N{MINUS SIGN}")
-
+    number = partial(format_number, scale=scale, decimals=decimals, sign=sign)
     if estimate.low is None or estimate.high is None:
         return f"{number(estimate.value)}{unit} [n/a]"
     dash = " to " if sign else "–"

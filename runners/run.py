@@ -133,7 +133,7 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
                 left = todo[item.cell.id]
                 progress.cell(item.cell.id, len(item.planned) - len(left), len(item.planned))
                 if left:
-                    await _run_cell(run, item, left, pair, session, clock, progress)
+                    await _run_cell(run, item, left, records, pair, session, clock, progress)
         finally:  # also of a run that stops here: restarts so far must not be forgotten
             run.update(engines=_engine_facts(before, await pair.probe()))
 
@@ -172,6 +172,7 @@ async def _run_cell(
     run: Run,
     item: CellPlan,
     left: list[tuple[Planned, int]],
+    earlier: list[Record],
     pair: Pair,
     session: aiohttp.ClientSession,
     clock: Clock,
@@ -183,7 +184,7 @@ async def _run_cell(
     run.update(cache_resets=resets)
     state = run.path / "cache" / f"{cell.id}.jsonl"
     service = ServiceProcess(cell, pair.endpoints, state, run.path / "logs" / f"{cell.id}.log")
-    done = {_request_id(run, record.key, record.attempt) for record in run.records() if record.completed}
+    done = {_request_id(run, record.key, record.attempt) for record in earlier if record.completed}
     failures = 0
     try:
         for planned, attempt in left:

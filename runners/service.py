@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,23 +68,20 @@ class Service:
         return self.method if isinstance(self.method, Stateful) else None
 
     async def open(self) -> None:
-        """Rebuild the method's state from the journal, and connect.
+        """Connect; the state is restored before, where a fault in it still ends in a clean error."""
+        self.session = open_session(reuse=False)
+
+    def restore(self) -> None:
+        """Make the method's state what the journal says.
 
         Raises:
             ReuseBenchError: The journal is damaged, or of another method.
         """
-        self.restore()
-        self.session = open_session(reuse=False)
-
-    def restore(self) -> None:
-        """Make the method's state what the journal says; see :meth:`open`."""
         if self.state is None:
             return
-        self.state.reset()
         try:
-            for event in self.journal.read():
-                self.state.apply(event)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            _rebuild(self.state, self.journal.read())
+        except _NOT_OURS as error:
             raise ReuseBenchError(
                 f"{self.journal.path} holds an event that is not one of {self.name}'s ({error!r}). "
                 "Is it another method's? Delete the file to start empty."
@@ -118,15 +115,21 @@ class Service:
             raise BadRequest(f"{self.name} keeps no state", param="events")
         before = list(state.snapshot())
         try:
-            state.reset()
-            for event in events:
-                state.apply(event)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            state.reset()
-            for event in before:
-                state.apply(event)
+            _rebuild(state, events)
+        except _NOT_OURS as error:
+            _rebuild(state, before)
             raise BadRequest(f"an event is not one of {self.name}'s: {error!r}", param="events") from error
         self.journal.replace(events)
+
+
+_NOT_OURS = (KeyError, ValueError, TypeError, AttributeError)
+"""What :meth:`bench.method.Stateful.apply` raises for an event of another method, or none."""
+
+
+def _rebuild(state: Stateful, events: Iterable[StateEvent]) -> None:
+    state.reset()
+    for event in events:
+        state.apply(event)
 
 
 class _Context:

@@ -159,12 +159,17 @@ async def _until_stopped(run: Run, config: RunConfig, plans: list[CellPlan], pro
     await execute(run, config, plans, progress)
 
 
+def _identity(config: RunConfig) -> str:
+    """Return the hash that a run of ``config`` has in its ``run.json``."""
+    return config_hash(resolve(config))
+
+
 def unfinished(root: Path, config: RunConfig) -> Run | None:
     """Return the newest run of exactly this configuration if it can be gone on with, or None.
 
     That is one that was stopped, or whose last attempt at some request failed.
     """
-    wanted = config_hash(resolve(config))
+    wanted = _identity(config)
     for run in reversed(list_runs(root)):
         try:
             if run.read().get("config_hash") == wanted:
@@ -183,7 +188,7 @@ class Batch:
     def __init__(self, root: Path, configs: Sequence[RunConfig], *, fresh: bool) -> None:
         self._root = root
         self._path = root / "reproduce.json"
-        self._batch = [config_hash(resolve(config)) for config in configs]
+        self._batch = [_identity(config) for config in configs]
         self._runs: dict[str, str] = {} if fresh else self._read()
         self._fresh = fresh
 
@@ -198,7 +203,7 @@ class Batch:
 
     def find(self, config: RunConfig) -> tuple[Run | None, bool]:
         """Return this configuration's run, if there is one to use, and whether it is done."""
-        name = self._runs.get(config_hash(resolve(config)))
+        name = self._runs.get(_identity(config))
         if name is not None:
             run = Run(self._root / name)
             with suppress(ReuseBenchError):  # deleted or damaged: begin anew
@@ -211,7 +216,7 @@ class Batch:
 
     def note(self, config: RunConfig, run: Run) -> None:
         """Remember that ``run`` is this configuration's."""
-        self._runs[config_hash(resolve(config))] = run.id
+        self._runs[_identity(config)] = run.id
         kept = {"batch": self._batch, "runs": self._runs}
         write_atomically(self._path, json.dumps(kept, indent=1) + "\n")
 

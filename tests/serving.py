@@ -206,6 +206,7 @@ async def serving(
             cls: Any = method_class(spec.method)
             method = cls(cls.Config(**{**spec.config, **(config or {})}), environment)
         service = Service(name, method, environment, endpoints, Journal(state), api_key)
+        service.restore()
         url = await stack.enter_async_context(listening(create_app(service)))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Served(url, service, engines, http)
