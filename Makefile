@@ -48,10 +48,14 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m reports.overheads
 
+# torch names CUDA's packages as its own on the index. Its CPU builds do without them, and a CUDA build brings
+# them by itself when it is installed, so the lock leaves them out.
 lock: pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-annotate --no-header \
 		--no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+	@grep -vE '^(cuda|nvidia|triton)' requirements.lock > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -44,7 +44,7 @@ def models_list(as_json: JsonOption = False) -> None:
     table = Table("name", "state", "MB", "SHA-256", "licence", box=None, pad_edge=False)
     for row in rows:
         table.add_row(
-            row["name"], row["state"], f"{row['bytes'] / 1e6:,.0f}", row["sha256"][:12] + "…", row["licence"]
+            row["name"], row["state"], f"{row['bytes'] / 1e6:,.1f}", row["sha256"][:12] + "…", row["licence"]
         )
     out.print(table)
 

@@ -33,6 +33,8 @@ class EngineCall:
         first_content_ns: First delta with answer text (or tool call).
         tokens_in, tokens_cached, tokens_out: Prompt tokens, those of them that came from the engine's
             prefix cache, and completion tokens, as the engine's usage says.
+        tokens_drafted, tokens_accepted: Tokens that the drafter proposed, and those of them that the target
+            accepted; None without speculative decoding.
         prefill_ns, decode_ns: The engine's own timings, where it gives them.
         finish_reason: ``stop``, ``length``, ``tool_calls``, … ; None when the call failed.
         tries: How many HTTP requests were made (1 = no retry).
@@ -49,6 +51,8 @@ class EngineCall:
     tokens_in: int | None = None
     tokens_cached: int | None = None
     tokens_out: int | None = None
+    tokens_drafted: int | None = None
+    tokens_accepted: int | None = None
     prefill_ns: int | None = None
     decode_ns: int | None = None
     finish_reason: str | None = None

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from bench.encoder import Encoder
 from bench.engine import Completion, Emit, EngineCall, EngineClient
 from bench.execution import ProgramExecutor
 from bench.samples import Message
 from bench.workload import Task
 
 __all__ = [
+    "Background",
     "CacheEvent",
     "CacheKind",
     "ChatRequest",
     "Context",
+    "Describable",
     "Environment",
     "Method",
     "Reply",
@@ -134,7 +137,7 @@ class Trace:
 
 
 class Context(Protocol):
-    """What a method is handed with one request."""
+    """What a method is handed with one request, or with one piece of background work."""
 
     trace: Trace
     emit: Emit
@@ -160,6 +163,23 @@ class Context(Protocol):
         """
         ...
 
+    def background(self, name: str, work: Background) -> None:
+        """Start work that no request waits for.
+
+        It gets a context of its own, with its own trace, whose changes are committed under this request's
+        id. What it did is recorded beside the requests, its engine calls included: they are part of the
+        method's cost. An exception ends it and is recorded. It is cancelled where the state is reset.
+
+        Args:
+            name: What kind of work, for the record.
+            work: Takes the context, returns facts for the record, JSON-serialisable.
+        """
+        ...
+
+
+Background = Callable[[Context], Awaitable[Mapping[str, Any]]]
+"""See :meth:`Context.background`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -168,10 +188,12 @@ class Environment:
     Attributes:
         task: The gold-free side of the workload.
         executor: Isolated program execution.
+        encoder: Sentence embeddings. A method that uses them says so by ``needs_encoder = True``.
     """
 
     task: Task
     executor: ProgramExecutor
+    encoder: Encoder
 
 
 class Method(Protocol):
@@ -179,7 +201,8 @@ class Method(Protocol):
 
     A method is a class with a ``Config`` (a frozen pydantic model with defaults), built as
     ``cls(config, environment)``, and a static ``roles(config)`` that names the engines it calls.
-    It reaches models only through the context's clients.
+    It reaches models only through the context's clients. ``needs_encoder = True`` on the class says that
+    it embeds text; the service then loads the encoder before the first request.
     """
 
     async def reply(self, request: ChatRequest, context: Context) -> Reply:
@@ -210,6 +233,15 @@ class Stateful(Protocol):
 
     def stats(self) -> Mapping[str, int | float | str]:
         """Return counters and sizes for ``/admin/stats``."""
+        ...
+
+
+@runtime_checkable
+class Describable(Protocol):
+    """A method whose state is worth a look by a person."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the state for ``GET /admin/cache``: groups and entries, without embeddings."""
         ...
 
 

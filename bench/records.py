@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 __all__ = [
     "SCHEMA_VERSION",
+    "BackgroundRecord",
     "CacheRecord",
     "CallRecord",
     "ErrorInfo",
@@ -93,6 +94,8 @@ class CallRecord(_Model):
     tokens_in: int | None = None
     tokens_cached: int | None = None
     tokens_out: int | None = None
+    tokens_drafted: int | None = None
+    tokens_accepted: int | None = None
     prefill_ns: int | None = None
     decode_ns: int | None = None
     finish_reason: str | None = None
@@ -194,3 +197,32 @@ class Record(_Model):
     def latency_ns(self) -> int:
         """End-to-end latency from the *scheduled* time, in ns."""
         return self.times.finished - self.times.scheduled
+
+
+class BackgroundRecord(_Model):
+    """One piece of work that a method did beside the requests; a line of ``background.jsonl``.
+
+    Attributes:
+        run, cell: Where it belongs.
+        name: What kind of work (``generate``).
+        request: Id of the request that set it off.
+        session: As in :class:`Record`.
+        started, finished: Nanoseconds from the run's start.
+        stages, calls: What took how long.
+        outcome: ``ok``, ``error`` (an exception ended it) or ``cancelled``.
+        error: None unless something failed.
+        details: The method's own facts.
+    """
+
+    run: str
+    cell: str
+    name: str
+    request: str
+    session: int = 0
+    started: int
+    finished: int
+    stages: tuple[StageRecord, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    outcome: Literal["ok", "error", "cancelled"]
+    error: ErrorInfo | None = None
+    details: dict[str, Any] = Field(default_factory=dict)

@@ -32,11 +32,24 @@ METHODS: Mapping[str, str] = {
     "direct": "methods.direct:Direct",
     "pot": "methods.pot:PoT",
     "exactcache": "methods.exactcache:ExactCache",
+    "minicache": "methods.minicache:MiniCache",
+    "gptcache": "methods.gptcache:GPTCache",
 }
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "direct-small": ("direct", {"engine": "small"}),
     "pot-small": ("pot", {"engine": "small"}),
+    "minicache-all-spans": ("minicache", {"choices": "all"}),
+    "minicache-antiunify": ("minicache", {"make": "antiunify", "ask": "open"}),
+    "minicache-oracle-groups": ("minicache", {"grouping": "template"}),
+    "minicache-guarded": (
+        "minicache",
+        {"quarantine_after": 3, "shadow_share": 0.05, "guard_wording": True},
+    ),
+    "minicache-no-small-model": ("minicache", {"extraction": "pattern"}),
+    "minicache-no-validation": ("minicache", {"validation": False}),
+    "minicache-no-reflection": ("minicache", {"reflection": False}),
+    "minicache-no-backoff": ("minicache", {"beta": 1.0}),
 }
 """Methods with other settings, under names of their own: name → (method, settings)."""
 

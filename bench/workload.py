@@ -47,8 +47,29 @@ class Task(Protocol):
         """Cap on the target's answer, in tokens."""
         ...
 
+    @property
+    def similarity_threshold(self) -> float:
+        """Cosine of :meth:`views` from which two requests belong to one group (τ), where a method's
+        settings name none.
+        """
+        ...
+
     def instruction(self, messages: Sequence[Message]) -> str:
         """Return the part of the request that varies between requests (never shared boilerplate)."""
+        ...
+
+    def views(self, messages: Sequence[Message]) -> Sequence[tuple[str, float]]:
+        """Return what of the request says which computation it asks for: texts with their weights.
+
+        Requests are routed by the weighted mean of the texts' embeddings.
+        """
+        ...
+
+    def template_key(self, messages: Sequence[Message]) -> str | None:
+        """Return the name of the request's template as the request itself gives it; None without one.
+
+        For the upper bound that groups by it instead of by embedding.
+        """
         ...
 
     def format_value(self, value: object) -> str:
@@ -71,10 +92,19 @@ class GenericTask:
     name: str = "generic"
     miss_path: Literal["pot", "direct"] = "direct"
     max_tokens: int = 512
+    similarity_threshold: float = 0.8
 
     def instruction(self, messages: Sequence[Message]) -> str:
         """Return the last user message."""
         return last_user_text(messages)
+
+    def views(self, messages: Sequence[Message]) -> Sequence[tuple[str, float]]:
+        """Return the last user message alone."""
+        return [(last_user_text(messages), 1.0)]
+
+    def template_key(self, messages: Sequence[Message]) -> str | None:
+        """Return None: nothing is known of templates here."""
+        return None
 
     def format_value(self, value: object) -> str:
         """Return ``str(value)``; None is refused."""

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
-from data.quantities import Quantity, normalise, parse_numbers, scan
+from bench.quantities import Quantity, normalise, parse_numbers, scan
 
 __all__ = [
     "Quantity",

@@ -7,19 +7,16 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from bench.engine import Role
 from bench.method import CacheEvent, ChatRequest, Context, Environment, Reply, StateEvent
-from methods.direct import answer_directly
-from methods.pot import PoT, PoTConfig
+from methods.misspath import ENTRY_FIELDS, MissPath, reply_from
+from methods.pot import PoTConfig
 
 __all__ = ["ExactCache", "request_key"]
-
-_ENTRY = ("text", "finish_reason", "tool_calls", "details", "saved_tokens")
 
 
 def request_key(request: ChatRequest) -> str:
@@ -52,7 +49,7 @@ class ExactCache:
 
     def __init__(self, config: Config, environment: Environment) -> None:
         self.config = config
-        self._pot = PoT(config, environment) if environment.task.miss_path == "pot" else None
+        self._miss_path = MissPath(config, environment)
         self._entries: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._pending: dict[str, asyncio.Future[Reply | None]] = {}
         self._counts = {"hits": 0, "misses": 0, "coalesced": 0}
@@ -90,41 +87,22 @@ class ExactCache:
         self._counts["hits"] += 1
         if self.config.max_entries is not None:
             context.commit({"op": "touch", "key": key})
-        cache = CacheEvent("exact", key=key, reason=reason, saved_tokens=entry["saved_tokens"])
-        return Reply(
-            entry["text"], cache, entry["finish_reason"], tuple(entry["tool_calls"]), dict(entry["details"])
+        return reply_from(
+            entry, CacheEvent("exact", key=key, reason=reason, saved_tokens=entry["saved_tokens"])
         )
 
     async def _miss(self, request: ChatRequest, context: Context, cache: CacheEvent) -> Reply:
         self._counts["misses"] += 1
-        if self._pot is not None:
-            reply = await self._pot.solve(request, context, cache)
-        else:
-            reply = await answer_directly(request, context, getattr(context, self.config.engine), cache)
-        clean = reply.finish_reason in ("stop", "tool_calls") and (reply.text.strip() or reply.tool_calls)
-        if not clean or reply.details.get("from_reasoning"):
-            why = "no entry; reply not stored: cut, empty or from the reasoning channel"
-            return replace(reply, cache=replace(cache, reason=why))
-        target = [call.tokens_out for call in context.trace.calls if call.engine == "target"]
-        spent = [tokens for tokens in target if tokens is not None]
-        context.commit(
-            {
-                "op": "put",
-                "key": cache.key,
-                "text": reply.text,
-                "finish_reason": reply.finish_reason,
-                "tool_calls": list(reply.tool_calls),
-                "details": dict(reply.details),
-                "saved_tokens": sum(spent) if spent else None,
-            }
-        )
+        reply, entry = await self._miss_path.solve(request, context, cache)
+        if entry is not None:
+            context.commit({"op": "put", "key": cache.key, **entry})
         return reply
 
     def apply(self, event: StateEvent) -> None:
         """Put or touch one entry; see :class:`bench.method.Stateful`."""
         key = event["key"]
         if event["op"] == "put":
-            self._entries[key] = {name: event[name] for name in _ENTRY}
+            self._entries[key] = {name: event[name] for name in ENTRY_FIELDS}
         elif event["op"] != "touch":
             raise ValueError(f"no such change: {event['op']!r}")
         if key in self._entries:

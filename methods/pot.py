@@ -15,7 +15,7 @@ from methods.direct import answer_directly
 from methods.execution.extract import extract_program
 from methods.execution.finish import finish_program
 
-__all__ = ["PoT", "PoTConfig"]
+__all__ = ["PoT", "PoTConfig", "asks_for_plain_text"]
 
 _OUTPUT_FIELDS = frozenset({"tools", "functions", "response_format"})
 """Parameters that ask for something else than a plain answer; no program stands in for that."""
@@ -66,7 +66,7 @@ class PoT:
     async def solve(self, request: ChatRequest, context: Context, cache: CacheEvent) -> Reply:
         """Answer as PoT does, with ``cache`` as the reply's cache event."""
         engine = context.target if self.config.engine == "target" else context.small
-        if not _fits(request):
+        if not asks_for_plain_text(request):
             return await answer_directly(request, context, engine, cache)
         # What bounds or cuts the answer does not bound or cut the program that computes it.
         params = {key: value for key, value in request.params.items() if key not in ("max_tokens", "stop")}
@@ -113,7 +113,7 @@ class PoT:
         return [{"role": "system", "content": system}, *earlier, {"role": "user", "content": user}]
 
 
-def _fits(request: ChatRequest) -> bool:
+def asks_for_plain_text(request: ChatRequest) -> bool:
     """Tell whether a request asks for a plain answer to a user's text; the prompt carries nothing else."""
     if any(request.params.get(name) for name in _OUTPUT_FIELDS):
         return False

@@ -196,6 +196,9 @@ def _fill(call: EngineCall, result: ChatResult, thinking: _ThinkFilter) -> None:
             call.prefill_ns = round(timings["prompt_ms"] * 1e6)
         if "predicted_ms" in timings:
             call.decode_ns = round(timings["predicted_ms"] * 1e6)
+        # llama.cpp names these only where a drafter was at work.
+        call.tokens_drafted = timings.get("draft_n")
+        call.tokens_accepted = timings.get("draft_n_accepted")
 
 
 def _completion(

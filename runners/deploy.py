@@ -15,6 +15,7 @@ import uvicorn
 
 from bench.config import PairConfig, validate
 from bench.registry import method_class, variant
+from runners import encoder
 from runners.pair import start_pair
 from runners.serve import build_service, free_socket, roles_of, server_config, task_of
 
@@ -66,12 +67,15 @@ def deploy(
 
     Raises:
         UsageError: A name or setting is wrong.
-        ModelMissing, EngineUnavailable: An engine did not come up, or the port is taken.
+        ModelMissing, EngineUnavailable: An engine did not come up, the encoder's files are missing, or the
+            port is taken.
         ReuseBenchError: The state's file is damaged, or of another method.
     """
     cls: Any = method_class(variant(method).method)
     validate(cls.Config, {**variant(method).config, **method_config}, method)
     task = task_of(workload)
+    if encoder.needed([method]):
+        encoder.check()
 
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="reusebench-") as logs, free_socket(host, port) as sock:

@@ -20,6 +20,7 @@ from data.sources import cached, fetch, sources
 from methods.execution import IsolatedExecutor
 from runners.chat import open_session
 from runners.client import InstrumentedClient
+from runners.encoder import FILES, SentenceEncoder
 from runners.models import model_file, status, store
 from runners.pair import start_pair
 from runners.serve import free_socket
@@ -62,6 +63,7 @@ async def examine(profile: Profile, runs: Path, *, engines: bool = True) -> Asyn
     yield _port()
     for check in _models(profile):
         yield check
+    yield _encoder()
     for check in _data():
         yield check
     yield await _isolation()
@@ -124,6 +126,19 @@ def _models(profile: Profile) -> Iterator[Check]:
             f"{config.model} ({size:,.0f} MB): {found.state}",
             "" if ok else "reusebench models pull",
         )
+
+
+def _encoder() -> Check:
+    found = [status(name) for name in FILES]
+    bad = [one.state for one in found if one.state not in ("ready", "unchecked")]
+    size = sum(one.model.bytes for one in found) / 1e6
+    return Check(
+        "model: encoder",
+        not bad,
+        f"{SentenceEncoder.name} ({size:,.0f} MB): {bad[0] if bad else found[0].state}",
+        "reusebench models pull" if bad else "",
+        needed=False,  # only methods that embed text use it
+    )
 
 
 def _data() -> Iterator[Check]:

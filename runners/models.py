@@ -128,7 +128,7 @@ def path(name: str) -> Path:
     now = status(name)
     if now.state in ("absent", "partial"):
         raise ModelMissing(
-            f"The model {name} ({now.model.bytes / 1e6:,.0f} MB) is not in {store()}. "
+            f"The model {name} ({now.model.bytes / 1e6:,.1f} MB) is not in {store()}. "
             "Run `reusebench models pull` to fetch it."
         )
     return now.path if now.state == "ready" else verify(name)
@@ -213,7 +213,7 @@ def _fetch(model: ModelFile, say: Progress, sources: Sequence[Source]) -> Path:
     with contextlib.suppress(OSError):  # not empty: parts that a later pull goes on from
         work.rmdir()
     raise ModelMissing(
-        f"Can't get the model {model.name} ({model.bytes / 1e6:,.0f} MB).\n  "
+        f"Can't get the model {model.name} ({model.bytes / 1e6:,.1f} MB).\n  "
         + "\n  ".join(reasons)
         + "\nRun `reusebench models pull` again when that is mended (it goes on where it stopped), or put"
         f" {model.file} into a folder and set REUSEBENCH_MODELS to that folder."

@@ -14,6 +14,7 @@ import aiohttp
 from bench.config import Cell
 from bench.errors import EngineError, EngineRefused, EngineTimeout, ExecutorFailed
 from bench.records import (
+    BackgroundRecord,
     CacheRecord,
     CallRecord,
     ErrorInfo,
@@ -28,7 +29,7 @@ from bench.workload import Workload
 from runners.chat import ChatResult, send_chat
 from runners.service import REQUEST_HEADER, TRACE_HEADER
 
-__all__ = ["Clock", "Planned", "grade_record", "observe"]
+__all__ = ["Clock", "Planned", "background_record", "grade_record", "observe"]
 
 
 class Clock:
@@ -119,10 +120,7 @@ async def observe(
             first_content=clock.rebase(result.first_content_ns) if result else None,
             finished=finished,
         ),
-        stages=tuple(
-            StageRecord(name=name, started=start - clock.zero, finished=clock.rebase(end))
-            for name, start, end in trace.get("stages", ())
-        ),
+        stages=_stages(trace, clock),
         calls=tuple(_call(call, clock) for call in trace.get("calls", ())),
         cache=CacheRecord(**trace["cache"]) if trace.get("cache") else None,
         outcome=outcome,
@@ -132,6 +130,32 @@ async def observe(
         usage=_writable(result.usage) if result else None,
         error=_error(failure) if failure else None,
         details=trace.get("details") or {},
+    )
+
+
+def background_record(run_id: str, cell: str, told: Mapping[str, Any], clock: Clock) -> BackgroundRecord:
+    """Return the record of work that a service reports to have done beside its requests."""
+    told = _writable(dict(told))
+    return BackgroundRecord(
+        run=run_id,
+        cell=cell,
+        name=told["name"],
+        request=told["request"],
+        session=clock.session,
+        started=told["received_ns"] - clock.zero,
+        finished=told["finished_ns"] - clock.zero,
+        stages=_stages(told, clock),
+        calls=tuple(_call(call, clock) for call in told["calls"]),
+        outcome=told["outcome"],
+        error=ErrorInfo(**told["error"]) if told.get("error") else None,
+        details=told.get("details") or {},
+    )
+
+
+def _stages(trace: Mapping[str, Any], clock: Clock) -> tuple[StageRecord, ...]:
+    return tuple(
+        StageRecord(name=name, started=start - clock.zero, finished=clock.rebase(end))
+        for name, start, end in trace.get("stages", ())
     )
 
 

@@ -17,10 +17,11 @@ from bench.records import Record
 from bench.registry import method_class, variant, workload
 from bench.samples import Sample
 from bench.workload import DatasetFacts, Workload
+from runners import encoder
 from runners.chat import open_session
 from runners.child import ServiceProcess
 from runners.journal import prune
-from runners.observe import Clock, Planned, observe
+from runners.observe import Clock, Planned, background_record, observe
 from runners.pair import Pair, start_pair
 from runners.serve import roles_of
 from runners.store import Run
@@ -30,6 +31,8 @@ __all__ = ["CellPlan", "Progress", "execute", "plan", "resolve", "roles_called"]
 _GIVE_UP_AFTER = 5
 """Requests in a row without an answer after which the run stops instead of failing every one left."""
 _READY_S = 120.0
+_BACKGROUND_S = 300.0
+"""At the end of a cell, work beside its requests has this long to end: it must not disturb the next cell."""
 
 
 class Progress(Protocol):
@@ -124,9 +127,14 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
     roles = roles_called(item.cell for item in plans if todo[item.cell.id])
     if not roles:
         return
+    encoding = encoder.needed(item.cell.method for item in plans if todo[item.cell.id])
+    if encoding:
+        encoder.check()
     progress.phase("starting " + " and ".join(f"the {role} engine" for role in roles))
     async with start_pair(config.pair, roles, run.path / "logs") as pair, open_session() as session:
         before = run.read().get("engines") or {}
+        if encoding:
+            before = {**before, "encoder": encoder.facts()}
         run.update(engines=_engine_facts(before, await pair.probe()))
         try:
             for item in plans:
@@ -186,6 +194,7 @@ async def _run_cell(
     service = ServiceProcess(cell, pair.endpoints, state, run.path / "logs" / f"{cell.id}.log")
     done = {_request_id(run, record.key, record.attempt) for record in earlier if record.completed}
     failures = 0
+    beside = _Background(run, cell.id, service, session, clock)
     try:
         for planned, attempt in left:
             if not service.alive:
@@ -193,12 +202,14 @@ async def _run_cell(
                 # What a request that came to nothing did to the state never happened.
                 prune(state, done.__contains__)
                 await service.start()
+                beside.seen = 0
             request_id = _request_id(run, planned.key, attempt)
             record = await observe(
                 session, service.url, run.id, planned, attempt, request_id, item.workload, clock
             )
             run.append(record)
             progress.record(record)
+            await beside.collect()
             if record.completed:
                 done.add(request_id)
                 failures = 0
@@ -214,8 +225,41 @@ async def _run_cell(
                     f"{cell.id}: {count} failed ({record.outcome}: {message}). Cure the cause (the logs are "
                     f"in {run.path / 'logs'}), then: {run.resume_command}"
                 )
+        if service.alive:
+            progress.phase(f"{cell.id}: waiting for work beside the requests")
+            await beside.collect(wait_s=_BACKGROUND_S)
     finally:
         await service.stop()
+
+
+class _Background:
+    """Collects what a cell's service did beside its requests."""
+
+    def __init__(
+        self, run: Run, cell: str, service: ServiceProcess, session: aiohttp.ClientSession, clock: Clock
+    ) -> None:
+        self.seen = 0
+        self._run = run
+        self._cell = cell
+        self._service = service
+        self._session = session
+        self._clock = clock
+
+    async def collect(self, wait_s: float = 0) -> None:
+        """Record what has finished since the last time; a service that does not answer has told all it could.
+
+        Args:
+            wait_s: How long to wait for what still runs, seconds.
+        """
+        url = f"{self._service.url.removesuffix('/v1')}/admin/background?after={self.seen}&wait_s={wait_s:g}"
+        try:
+            async with self._session.get(url) as reply:
+                told = await reply.json()
+        except (aiohttp.ClientError, TimeoutError):
+            return
+        for entry in told["finished"]:
+            self.seen += 1
+            self._run.append_background(background_record(self._run.id, self._cell, entry, self._clock))
 
 
 def _request_id(run: Run, key: tuple[str, int, int], attempt: int) -> str:

@@ -22,6 +22,7 @@ from bench.registry import method_class, variant, workload
 from bench.workload import GenericTask, Task
 from methods.execution import IsolatedExecutor
 from runners.client import Endpoint
+from runners.encoder import SentenceEncoder
 from runners.journal import Journal
 from runners.process import die_with_parent
 from runners.service import Service, create_app
@@ -61,7 +62,7 @@ def build_service(
     """
     spec = variant(method)
     cls: Any = method_class(spec.method)
-    environment = Environment(task=task, executor=IsolatedExecutor())
+    environment = Environment(task=task, executor=IsolatedExecutor(), encoder=SentenceEncoder())
     instance = cls(cls.Config(**{**spec.config, **method_config}), environment)
     service = Service(method, instance, environment, endpoints, Journal(state), api_key)
     service.restore()

@@ -22,7 +22,17 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from bench.engine import Role
 from bench.errors import EngineError, EngineRefused, EngineTimeout, ReuseBenchError, UsageError
-from bench.method import ChatRequest, Environment, Method, Reply, StateEvent, Stateful, Trace
+from bench.method import (
+    Background,
+    ChatRequest,
+    Describable,
+    Environment,
+    Method,
+    Reply,
+    StateEvent,
+    Stateful,
+    Trace,
+)
 from runners.chat import open_session
 from runners.client import Endpoint, InstrumentedClient
 from runners.journal import Journal
@@ -61,6 +71,7 @@ class Service:
     api_key: str | None = None
     session: aiohttp.ClientSession | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
+    background: BackgroundWork = field(default_factory=lambda: BackgroundWork())
 
     @property
     def state(self) -> Stateful | None:
@@ -68,8 +79,12 @@ class Service:
         return self.method if isinstance(self.method, Stateful) else None
 
     async def open(self) -> None:
-        """Connect; the state is restored before, where a fault in it still ends in a clean error."""
+        """Connect and load what the method needs; the state is restored before, where a fault in it still
+        ends in a clean error.
+        """
         self.session = open_session(reuse=False)
+        if getattr(self.method, "needs_encoder", False):
+            await self.environment.encoder.embed(["warm up"])
 
     def restore(self) -> None:
         """Make the method's state what the journal says.
@@ -98,14 +113,24 @@ class Service:
                 self.journal.replace(events)
 
     async def close(self) -> None:
-        """Stop the executor and close connections and files."""
+        """Stop what still works, the executor too, and close connections and files."""
+        await self.background.cancel()
         await self.environment.executor.close()
         if self.session is not None:
             await self.session.close()
         self.journal.close()
 
-    def replace_state(self, events: list[StateEvent]) -> None:
+    async def reset(self) -> None:
+        """Forget the method's state; work in the background is cancelled first."""
+        await self.background.cancel()
+        if self.state is not None:
+            self.state.reset()
+            self.journal.replace([])
+
+    async def replace_state(self, events: list[StateEvent]) -> None:
         """Forget the present state and apply ``events``; a bad event leaves the state as it was.
+
+        Work in the background is cancelled first.
 
         Raises:
             BadRequest: The method has no state, or an event is not one of its own.
@@ -113,6 +138,7 @@ class Service:
         state = self.state
         if state is None:
             raise BadRequest(f"{self.name} keeps no state", param="events")
+        await self.background.cancel()
         before = list(state.snapshot())
         try:
             _rebuild(state, events)
@@ -132,14 +158,68 @@ def _rebuild(state: Stateful, events: Iterable[StateEvent]) -> None:
         state.apply(event)
 
 
+class BackgroundWork:
+    """What a service does beside its requests, and what came of it.
+
+    Attributes:
+        finished: One JSON object per finished piece of work, in the order in which they ended.
+    """
+
+    def __init__(self) -> None:
+        self.finished: list[dict[str, Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, work: Background, context: _Context, telemetry: Telemetry) -> None:
+        """Run ``work`` as a task of its own."""
+
+        async def run() -> None:
+            entry: dict[str, Any] = {"name": name, "request": context.request_id, "outcome": "ok"}
+            try:
+                entry["details"] = dict(await work(context))
+            except asyncio.CancelledError:
+                entry["outcome"] = "cancelled"
+                raise
+            except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+                if not isinstance(error, ReuseBenchError):
+                    _LOG.error("background work (%s) failed for a reason of our own", name, exc_info=error)
+                kind = error.kind if isinstance(error, EngineError) else type(error).__name__
+                entry |= {"outcome": "error", "error": {"type": kind, "message": str(error)}}
+            finally:
+                entry |= {**_trace(context.trace), "finished_ns": time.monotonic_ns()}
+                telemetry.count_calls(context.trace)
+                self.finished.append(entry)
+
+        task = asyncio.create_task(run(), name=f"background {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def running(self) -> int:
+        """How many pieces of work are not finished."""
+        return len(self._tasks)
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until nothing runs, work that other work began included, or the time is over."""
+        end = time.monotonic() + timeout_s
+        while self._tasks and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+
+    async def cancel(self) -> None:
+        """Stop what runs, and wait until it has."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+
+
 class _Context:
-    """:class:`bench.method.Context` for one request."""
+    """:class:`bench.method.Context` for one request, or one piece of background work."""
 
     def __init__(self, service: Service, request_id: str, emit: Callable[[str], Any]) -> None:
         self.trace = Trace(received_ns=time.monotonic_ns())
         self.emit = emit
+        self.request_id = request_id
         self._service = service
-        self._request_id = request_id
 
     def _client(self, role: Role) -> InstrumentedClient:
         endpoint = self._service.endpoints.get(role)
@@ -159,8 +239,12 @@ class _Context:
         state = self._service.state
         if state is None:
             raise TypeError(f"{self._service.name} commits state but is not Stateful")
-        self._service.journal.append(self._request_id, event)
+        self._service.journal.append(self.request_id, event)
         state.apply(event)
+
+    def background(self, name: str, work: Background) -> None:
+        context = _Context(self._service, self.request_id, _ignore)
+        self._service.background.start(name, work, context, self._service.telemetry)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -207,22 +291,35 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/admin/reset")
     async def reset(request: Request) -> dict[str, Any]:
         check_key(request)
-        if service.state is not None:
-            service.state.reset()
-            service.journal.replace([])
+        await service.reset()
         return {"reset": service.state is not None}
 
     @app.get("/admin/stats")
     async def stats(request: Request) -> dict[str, Any]:
         check_key(request)
         own = dict(service.state.stats()) if service.state is not None else {}
-        return {"method": service.name, "requests": service.telemetry.summary(), "state": own}
+        return {
+            "method": service.name,
+            "requests": service.telemetry.summary(),
+            "background": {
+                "running": service.background.running,
+                "finished": len(service.background.finished),
+            },
+            "state": own,
+        }
+
+    @app.get("/admin/background")
+    async def background(request: Request, after: int = 0, wait_s: float = 0) -> dict[str, Any]:
+        check_key(request)
+        await service.background.idle(wait_s)
+        return {"running": service.background.running, "finished": service.background.finished[after:]}
 
     @app.get("/admin/cache")
     async def get_cache(request: Request) -> dict[str, Any]:
         check_key(request)
         events = list(service.state.snapshot()) if service.state is not None else []
-        return {"method": service.name, "events": events}
+        shown = dict(service.method.describe()) if isinstance(service.method, Describable) else None
+        return {"method": service.name, "state": shown, "events": events}
 
     @app.put("/admin/cache")
     async def put_cache(request: Request) -> dict[str, Any]:
@@ -235,7 +332,7 @@ def create_app(service: Service) -> FastAPI:
             )
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise BadRequest("`events` must be a list of objects, as GET /admin/cache gives", param="events")
-        service.replace_state(events)
+        await service.replace_state(events)
         return {"events": len(events)}
 
     return app

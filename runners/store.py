@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from bench.errors import ReuseBenchError, UsageError, did_you_mean
-from bench.records import SCHEMA_VERSION, Record
+from bench.records import SCHEMA_VERSION, BackgroundRecord, Record
 from runners.journal import drop_torn_line, write_atomically
 
 __all__ = ["Run", "RunLocked", "find_run", "list_runs"]
@@ -26,13 +26,16 @@ class RunLocked(UsageError):
     """Another process is writing to the run."""
 
 
+M = TypeVar("M", bound=BaseModel)
+
+
 class Run:
-    """A run's folder: ``run.json``, ``records.jsonl``, ``cache/``, ``logs/`` and ``report/``."""
+    """A run's folder: ``run.json``, ``records.jsonl``, ``background.jsonl``, ``cache/``, ``logs/`` and ``report/``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
-        self._records: int | None = None
+        self._files: dict[str, int] = {}
 
     @property
     def id(self) -> str:
@@ -146,14 +149,22 @@ class Run:
         Raises:
             ReuseBenchError: The disk does not take it.
         """
-        if self._records is None:
-            path = self.path / "records.jsonl"
-            drop_torn_line(path)
-            self._records = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._append("records.jsonl", record)
+
+    def append_background(self, record: BackgroundRecord) -> None:
+        """As :meth:`append`, for work beside the requests."""
+        self._append("background.jsonl", record)
+
+    def _append(self, name: str, record: BaseModel) -> None:
+        handle = self._files.get(name)
+        if handle is None:
+            drop_torn_line(self.path / name)
+            handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._files[name] = handle
         line = _line(record)
         try:
             while line:
-                line = line[os.write(self._records, line) :]
+                line = line[os.write(handle, line) :]
         except OSError as error:
             # What was written of the line is torn, and dropped before the next record is appended.
             raise ReuseBenchError(
@@ -166,7 +177,14 @@ class Run:
         Raises:
             ReuseBenchError: Another line is damaged; the message names it.
         """
-        path = self.path / "records.jsonl"
+        return self._read_lines("records.jsonl", Record)
+
+    def background(self) -> list[BackgroundRecord]:
+        """As :meth:`records`, for work beside the requests."""
+        return self._read_lines("background.jsonl", BackgroundRecord)
+
+    def _read_lines(self, name: str, model: type[M]) -> list[M]:
+        path = self.path / name
         if not path.exists():
             return []
         *lines, rest = path.read_bytes().split(b"\n")
@@ -176,7 +194,7 @@ class Run:
         found = []
         for number, line in enumerate(lines, start=1):
             try:
-                found.append(Record.model_validate_json(line))
+                found.append(model.model_validate_json(line))
             except ValidationError as error:
                 fault = error.errors()[0]
                 place = ".".join(str(part) for part in fault["loc"])
@@ -187,20 +205,22 @@ class Run:
 
     def replace_records(self, records: Iterable[Record]) -> None:
         """Replace all records atomically (for regrading)."""
-        if self._records is not None:
-            os.close(self._records)
-            self._records = None
+        handle = self._files.pop("records.jsonl", None)
+        if handle is not None:
+            os.close(handle)
         write_atomically(self.path / "records.jsonl", b"".join(map(_line, records)).decode())
 
     def close(self) -> None:
         """Close the files and give up the lock."""
-        for handle in (self._records, self._lock):
-            if handle is not None:
-                os.close(handle)
-        self._records = self._lock = None
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
 
-def _line(record: Record) -> bytes:
+def _line(record: BaseModel) -> bytes:
     # NaN and infinity are no JSON; pydantic writes them as null, which is what "missing" is.
     return record.model_dump_json().encode() + b"\n"
 

@@ -75,10 +75,14 @@ class Telemetry:
                 self._latency.labels(kind).observe((time.monotonic_ns() - trace.received_ns) / 1e9)
             self._totals["total"] += 1
             self._totals["ok" if outcome == "ok" else "failed"] += 1
-            for call in trace.calls:
-                self._calls.labels(call.engine, call.purpose, "error" if call.error else "ok").inc()
-                self._tokens.labels(call.engine, "in").inc(call.tokens_in or 0)
-                self._tokens.labels(call.engine, "out").inc(call.tokens_out or 0)
+            self.count_calls(trace)
+
+    def count_calls(self, trace: Trace) -> None:
+        """Count the engine calls of a finished request or piece of background work."""
+        for call in trace.calls:
+            self._calls.labels(call.engine, call.purpose, "error" if call.error else "ok").inc()
+            self._tokens.labels(call.engine, "in").inc(call.tokens_in or 0)
+            self._tokens.labels(call.engine, "out").inc(call.tokens_out or 0)
 
     def summary(self) -> dict[str, int]:
         """Return how many requests came, and how many were answered and failed."""

@@ -23,6 +23,7 @@ from runners.engines.mock import MockEngine
 from runners.journal import Journal
 from runners.serve import free_socket
 from runners.service import TRACE_HEADER, Service, create_app
+from tests.encoding import HashEncoder
 
 USER = {"role": "user", "content": "How much is it?"}
 
@@ -184,6 +185,7 @@ async def serving(
     config: Mapping[str, Any] | None = None,
     task: Task | None = None,
     executor: Any = None,
+    encoder: Any = None,
     state: Path | None = None,
     api_key: str | None = None,
     endpoint: Mapping[str, Any] | None = None,
@@ -200,7 +202,9 @@ async def serving(
             stack.push_async_callback(engine.stop)
             options = {"timeout_s": 10.0, **(endpoint or {})}
             endpoints[role] = Endpoint(await engine.start(Path()), model=f"mock-{role}", **options)
-        environment = Environment(task or GenericTask(), executor or QuickExecutor())
+        environment = Environment(
+            task or GenericTask(), executor or QuickExecutor(), encoder or HashEncoder()
+        )
         if method is None:
             spec = variant(name)
             cls: Any = method_class(spec.method)

@@ -158,7 +158,7 @@ def test_every_command_is_there(invoke: Invoke) -> None:
         ("models pull --source hubb", 'no model source "hubb". Did you mean "hub"?'),
         ("models verify nothing", 'no model "nothing"'),
         ("doctor --profile labtop", 'no profile "labtop"'),
-        ("serve exctcache --profile laptop", 'no method "exctcache". Did you mean "exactcache"?'),
+        ("serve exctcache --profile laptop", 'no method "exctcache". Did you mean "exactcache"'),
         ("serve pot --api-key-env REUSEBENCH_ABSENT", "that variable is not set"),
     ],
 )

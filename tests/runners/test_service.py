@@ -409,7 +409,7 @@ async def test_state_is_reset_read_and_put() -> None:
         assert refused.status == 400 and await service.events() == cache["events"]
     async with serving("direct") as service:
         assert (await service.post({}, "/admin/reset")).raw == '{"reset":false}'
-        assert await service.get("/admin/cache") == {"method": "direct", "events": []}
+        assert await service.get("/admin/cache") == {"method": "direct", "state": None, "events": []}
 
 
 async def test_changes_are_journalled_under_the_request_that_made_them(tmp_path: Path) -> None:

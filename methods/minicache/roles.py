@@ -1,0 +1,148 @@
+"""Which of a request's values plays which role, judged by the words around it.
+
+A cached program's variables were each seen in a few requests. The words beside a value ("purchase cost equal
+to # EUR") are near, for the encoder, to the words beside the values that the variable had there. This gives
+each variable the spans that may be meant; the small model chooses among those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.encoder import Encoder
+from bench.quantities import normalise, scan
+from methods.minicache.template import spans_of
+
+if TYPE_CHECKING:
+    from bench.encoder import Vector
+
+__all__ = ["Roles", "phrases_of"]
+
+_WORDS = 8
+_BREAK = re.compile(r"[;?!|\n]|\.\s|,\s|\band\b")
+_BARE = " |$€£¥₹(:.-*"
+_MOST_KNOWN = 20_000
+_NEVER = -1e3
+"""A similarity that no assignment survives."""
+_MEAN_SHARE = 0.5
+"""Weight of the mean similarity to all phrases of a variable beside that to the nearest one."""
+
+
+def phrases_of(text: str) -> dict[int, str]:
+    """Return the words around each quantity of a text, by the quantity's offset in the folded text.
+
+    The clause up to the quantity and the rest of its own clause, the quantity itself as ``#``.
+    """
+    folded = normalise(text)
+    quantities = scan(folded)
+    found = {}
+    for at, quantity in enumerate(quantities):
+        low = quantities[at - 1].end if at else 0
+        high = quantities[at + 1].start if at + 1 < len(quantities) else len(folded)
+        before = _BREAK.split(folded[low : quantity.start])
+        left = before[-1]
+        if not left.strip(_BARE) and len(before) > 1:  # a table's cell, or a list's "name, value"
+            left = before[-2]
+        right = _BREAK.split(folded[quantity.end : high])[0]
+        found[quantity.start] = f"{_last(left)} # {_first(right)}".strip()
+    return found
+
+
+def _last(text: str) -> str:
+    return " ".join(text.split()[-_WORDS:])
+
+
+def _first(text: str) -> str:
+    return " ".join(text.split()[:_WORDS])
+
+
+class Roles:
+    """Compares the phrases of requests with those of an entry's variables; keeps what it has embedded.
+
+    Args:
+        encoder: Embeds phrases.
+        margin: How much better the best assignment of spans to variables must be than any other, in summed
+            similarity, for it to count as clear.
+    """
+
+    def __init__(self, encoder: Encoder, margin: float) -> None:
+        self._encoder = encoder
+        self._margin = margin
+        self._known: dict[str, Vector] = {}
+
+    def forget(self) -> None:
+        """Drop what was embedded for entries."""
+        self._known.clear()
+
+    async def assignment(
+        self, names: Sequence[str], shots: Sequence[tuple[str, Mapping[str, str]]], request: str
+    ) -> tuple[dict[str, str], bool] | None:
+        """Return the span, as written, that fits each variable best, and whether no other comes near.
+
+        Args:
+            names: Variables that take numbers.
+            shots: Requests with the spans that the variables took there.
+            request: The request to read.
+
+        Returns:
+            None where nothing can be said: no shots, or fewer spans than variables.
+
+        Raises:
+            ModelMissing: The encoder's files are absent.
+        """
+        around = phrases_of(request)
+        phrases = {span.text: around.get(span.quantity.start, "#") for span in spans_of(request)}
+        if len(phrases) < len(names) or not shots:
+            return None
+        known = [await self._phrases(name, shots) for name in names]
+        if not all(known):
+            return None
+        vectors = await self._vectors(list(phrases.values()))
+        scores = np.array([[_similarity(own, vector) for vector in vectors] for own in known])
+        best = _best(scores)
+        total = scores[range(len(best)), best].sum()
+        clear = True
+        for row, column in enumerate(best):
+            # The runner-up differs from the best in at least one variable: forbid each in turn.
+            barred = scores.copy()
+            barred[row, column] = _NEVER
+            clear = clear and total - barred[range(len(best)), _best(barred)].sum() >= self._margin
+        written = list(phrases)
+        return {name: written[column] for name, column in zip(names, best, strict=True)}, clear
+
+    async def _phrases(self, name: str, shots: Sequence[tuple[str, Mapping[str, str]]]) -> list[Vector]:
+        texts = []
+        for request, values in shots:
+            around = phrases_of(request)
+            spans = [span for span in spans_of(request) if span.text == values.get(name)]
+            texts += [around.get(span.quantity.start, "#") for span in spans]
+        return await self._vectors(texts)
+
+    async def _vectors(self, texts: Sequence[str]) -> list[Vector]:
+        known = {text: self._known[text] for text in texts if text in self._known}
+        fresh = [text for text in dict.fromkeys(texts) if text not in known]
+        if fresh:
+            embedded = await self._encoder.embed(fresh)
+            known |= {text: one.vector for text, one in zip(fresh, embedded, strict=True)}
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            self._known |= known
+        return [known[text] for text in texts]
+
+
+def _similarity(own: Sequence[Vector], vector: Vector) -> float:
+    cosines = [float(one @ vector) for one in own]
+    mean = sum(cosines) / len(cosines)
+    return (max(cosines) + _MEAN_SHARE * mean) / (1 + _MEAN_SHARE)
+
+
+def _best(scores: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int]:
+    """Return the column of each row in the assignment of distinct columns with the highest sum."""
+    from scipy.optimize import linear_sum_assignment
+
+    _, columns = linear_sum_assignment(-scores)
+    return [int(column) for column in columns]
