@@ -54,7 +54,10 @@ class EngineConfig(Strict):
         api_key_env: Name of the environment variable with the key; the key itself is never stored.
         threads: CPU threads; None means every core.
         context: Context window per slot, tokens.
-        slots: Requests that the server decodes at once.
+        slots: Requests that the server decodes at once; each slot keeps the prefix of its last prompt.
+        nice: By how much the engine yields to others on the same cores (llamacpp), 0 to 19.
+        drafter: Model of the store that drafts for this one (llamacpp): speculative decoding.
+        draft_max: Tokens that the drafter proposes at most before the target checks them.
         timeout_s: Limit for one call, seconds, tries and waits included.
         tries: HTTP requests per call at most (1 = never retry). Every try is recorded.
         params: Fields added to every request body (for example ``chat_template_kwargs``).
@@ -68,6 +71,9 @@ class EngineConfig(Strict):
     threads: int | None = Field(default=None, ge=1)
     context: int = Field(default=8192, ge=256)
     slots: int = Field(default=1, ge=1, le=256)
+    nice: int = Field(default=0, ge=0, le=19)
+    drafter: str | None = None
+    draft_max: int = Field(default=3, ge=1, le=64)
     timeout_s: float = Field(default=300.0, gt=0)
     tries: int = Field(default=1, ge=1, le=10)
     params: dict[str, Any] = Field(default_factory=dict)
@@ -75,10 +81,26 @@ class EngineConfig(Strict):
 
 
 class PairConfig(Strict):
-    """A target engine and, where a method needs one, a small engine."""
+    """A target engine and, where a method needs one, a small engine.
+
+    Attributes:
+        target: The target.
+        small: The small engine.
+        specdec: The target with speculative decoding, for methods named ``…+specdec``; None makes it of the
+            target and the small model where both are llamacpp engines.
+    """
 
     target: EngineConfig
     small: EngineConfig | None = None
+    specdec: EngineConfig | None = None
+
+    def speculative(self) -> EngineConfig | None:
+        """Return the target with speculative decoding; None where the pair has none."""
+        if self.specdec is not None or self.small is None:
+            return self.specdec
+        if {self.target.kind, self.small.kind} != {"llamacpp"}:
+            return None
+        return self.target.model_copy(update={"drafter": self.small.model})
 
 
 class SelectionConfig(Strict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,6 +18,7 @@ from bench.workload import Workload
 __all__ = [
     "ENGINES",
     "METHODS",
+    "SPECDEC",
     "VARIANTS",
     "WORKLOADS",
     "Variant",
@@ -34,11 +35,13 @@ METHODS: Mapping[str, str] = {
     "exactcache": "methods.exactcache:ExactCache",
     "minicache": "methods.minicache:MiniCache",
     "gptcache": "methods.gptcache:GPTCache",
+    "gencache": "methods.gencache:GenCache",
 }
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "direct-small": ("direct", {"engine": "small"}),
     "pot-small": ("pot", {"engine": "small"}),
+    "gencache-feedback": ("gencache", {"feedback": True}),
     "minicache-all-spans": ("minicache", {"choices": "all"}),
     "minicache-antiunify": ("minicache", {"make": "antiunify", "ask": "open"}),
     "minicache-oracle-groups": ("minicache", {"grouping": "template"}),
@@ -72,20 +75,33 @@ def names(kind: str) -> list[str]:
     return sorted({*_KINDS[kind], *extra, *_plugins(kind)})
 
 
+SPECDEC = "+specdec"
+"""Suffix of a method's name: the same method on a target with speculative decoding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A registered method with settings laid over its defaults."""
+    """A registered method with settings laid over its defaults.
+
+    Attributes:
+        method: The method's name.
+        config: The settings.
+        specdec: Whether its target decodes speculatively.
+    """
 
     method: str
     config: Mapping[str, Any]
+    specdec: bool = False
 
 
 def variant(name: str) -> Variant:
-    """Return what a method name stands for: a variant, or a method with its defaults.
+    """Return what a name stands for: a variant, or a method with its defaults, each ``+specdec`` or not.
 
     Raises:
         UsageError: No such method.
     """
+    if name.endswith(SPECDEC):
+        return replace(variant(name.removesuffix(SPECDEC)), specdec=True)
     if name in VARIANTS:
         return Variant(*VARIANTS[name])
     if name not in names("method"):

@@ -15,7 +15,7 @@ from methods.direct import answer_directly
 from methods.execution.extract import extract_program
 from methods.execution.finish import finish_program
 
-__all__ = ["PoT", "PoTConfig", "asks_for_plain_text"]
+__all__ = ["PoT", "PoTConfig", "bypass_reason"]
 
 _OUTPUT_FIELDS = frozenset({"tools", "functions", "response_format"})
 """Parameters that ask for something else than a plain answer; no program stands in for that."""
@@ -66,7 +66,7 @@ class PoT:
     async def solve(self, request: ChatRequest, context: Context, cache: CacheEvent) -> Reply:
         """Answer as PoT does, with ``cache`` as the reply's cache event."""
         engine = context.target if self.config.engine == "target" else context.small
-        if not asks_for_plain_text(request):
+        if not _asks_for_plain_text(request):
             return await answer_directly(request, context, engine, cache)
         # What bounds or cuts the answer does not bound or cut the program that computes it.
         params = {key: value for key, value in request.params.items() if key not in ("max_tokens", "stop")}
@@ -113,7 +113,7 @@ class PoT:
         return [{"role": "system", "content": system}, *earlier, {"role": "user", "content": user}]
 
 
-def asks_for_plain_text(request: ChatRequest) -> bool:
+def _asks_for_plain_text(request: ChatRequest) -> bool:
     """Tell whether a request asks for a plain answer to a user's text; the prompt carries nothing else."""
     if any(request.params.get(name) for name in _OUTPUT_FIELDS):
         return False
@@ -124,3 +124,13 @@ def asks_for_plain_text(request: ChatRequest) -> bool:
         for part in message["content"]
     )
     return request.messages[-1].get("role") == "user" and all(part.get("type") == "text" for part in parts)
+
+
+def bypass_reason(request: ChatRequest) -> str | None:
+    """Return why a cache of answers to single texts has to leave a request alone; None where it need not."""
+    if not _asks_for_plain_text(request):
+        return "bypassed: more than plain text is asked for"
+    roles = [message.get("role") for message in request.messages]
+    if [role for role in roles if role not in ("system", "developer")] != ["user"]:
+        return "bypassed: part of a conversation"
+    return None

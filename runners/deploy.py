@@ -16,7 +16,7 @@ import uvicorn
 from bench.config import PairConfig, validate
 from bench.registry import method_class, variant
 from runners import encoder
-from runners.pair import start_pair
+from runners.pair import engines_of, start_pair
 from runners.serve import build_service, free_socket, roles_of, server_config, task_of
 
 __all__ = ["deploy"]
@@ -77,12 +77,20 @@ def deploy(
     if encoder.needed([method]):
         encoder.check()
 
+    roles = roles_of(method, method_config)
+    engines_of(method, roles)  # a fault in it is the user's, and told before anything starts
+
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="reusebench-") as logs, free_socket(host, port) as sock:
             say("starting the engine …")
-            async with start_pair(pair, roles_of(method, method_config), Path(logs)) as engines:
+            async with start_pair(pair, engines_of(method, roles).values(), Path(logs)) as engines:
                 service = build_service(
-                    method, method_config, task, engines.endpoints, state=state, api_key=api_key
+                    method,
+                    method_config,
+                    task,
+                    engines.endpoints_of(method, roles),
+                    state=state,
+                    api_key=api_key,
                 )
                 service.compact()
                 if api_key is None and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:

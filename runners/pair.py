@@ -14,28 +14,50 @@ import aiohttp
 from bench.config import EngineConfig, PairConfig
 from bench.engine import Role
 from bench.errors import EngineUnavailable, UsageError
-from bench.registry import engine_class
+from bench.registry import engine_class, variant
 from runners.client import Endpoint
 from runners.engines.base import Engine
 
-__all__ = ["Pair", "make_engines", "start_pair"]
+__all__ = ["SPECULATIVE", "Pair", "engines_of", "make_engines", "start_pair"]
+
+
+SPECULATIVE = "target+specdec"
+"""The target with speculative decoding: an engine of its own beside the plain target."""
+
+
+def engines_of(method: str, roles: Iterable[Role]) -> dict[Role, str]:
+    """Return which engine stands in which role for a method: its target may decode speculatively.
+
+    Raises:
+        UsageError: A method ``+specdec`` that calls no target.
+    """
+    names: dict[Role, str] = {role: role for role in roles}
+    if variant(method).specdec:
+        if "target" not in names:
+            raise UsageError(f"{method}: it calls no target, so there is nothing to decode speculatively.")
+        names["target"] = SPECULATIVE
+    return names
 
 
 class Pair:
-    """Running engines by role, and how to call them."""
+    """Running engines by name (``target``, ``small``, ``target+specdec``), and how to call them."""
 
-    def __init__(self, engines: Mapping[Role, Engine], endpoints: Mapping[Role, Endpoint]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], endpoints: Mapping[str, Endpoint]) -> None:
         self.engines = engines
         self.endpoints = endpoints
 
+    def endpoints_of(self, method: str, roles: Iterable[Role]) -> dict[Role, Endpoint]:
+        """Return the endpoints that a method gets, by role."""
+        return {role: self.endpoints[name] for role, name in engines_of(method, roles).items()}
+
     async def probe(self) -> dict[str, Any]:
         """Return each engine's facts for ``run.json``; None for a role without an engine."""
-        roles: tuple[Role, ...] = ("target", "small")
-        return {role: await self.engines[role].probe() if role in self.engines else None for role in roles}
+        found: dict[str, Any] = {"target": None, "small": None}
+        return found | {name: await engine.probe() for name, engine in self.engines.items()}
 
     async def reset_caches(self) -> dict[str, bool]:
         """Clear the prefix cache of each engine; False where an engine can't."""
-        return {role: await engine.reset_cache() for role, engine in self.engines.items()}
+        return {name: await engine.reset_cache() for name, engine in self.engines.items()}
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until every engine answers again (after a crash and its restart); False if one does not."""
@@ -57,33 +79,38 @@ async def _answers(session: aiohttp.ClientSession, endpoint: Endpoint) -> bool:
         return False
 
 
-def make_engines(config: PairConfig, roles: Iterable[Role]) -> dict[Role, Engine]:
-    """Return the engines of ``roles``, checked and not started.
+def make_engines(config: PairConfig, names: Iterable[str]) -> dict[str, Engine]:
+    """Return the engines of these names, checked and not started.
 
     Raises:
-        UsageError: The pair has no engine for a role, or one is misconfigured.
+        UsageError: The pair has no such engine, or one is misconfigured.
     """
-    configs: dict[Role, EngineConfig | None] = {"target": config.target, "small": config.small}
-    engines: dict[Role, Engine] = {}
-    for role in roles:
-        one = configs[role]
+    configs: dict[str, EngineConfig | None] = {
+        "target": config.target,
+        "small": config.small,
+        SPECULATIVE: config.speculative(),
+    }
+    engines: dict[str, Engine] = {}
+    for name in names:
+        one = configs[name]
         if one is None:
+            what = "specdec" if name == SPECULATIVE else name
             raise UsageError(
-                f"This profile has no {role} engine; set pair.{role} (see `reusebench run --help`)."
+                f"This profile has no {name} engine; set pair.{what} (see `reusebench run --help`)."
             )
-        engines[role] = engine_class(one.kind)(one, role)
+        engines[name] = engine_class(one.kind)(one, name)
     return engines
 
 
 @asynccontextmanager
-async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -> AsyncIterator[Pair]:
-    """Start the engines of ``roles`` side by side, and stop them at the end, whatever happens.
+async def start_pair(config: PairConfig, names: Iterable[str], log_dir: Path) -> AsyncIterator[Pair]:
+    """Start the engines of these names side by side, and stop them at the end, whatever happens.
 
     Raises:
         UsageError: As :func:`make_engines`.
         ModelMissing, EngineUnavailable: An engine did not come up.
     """
-    engines = make_engines(config, roles)
+    engines = make_engines(config, names)
     async with AsyncExitStack() as stack:
         for engine in engines.values():
             stack.push_async_callback(engine.stop)
@@ -94,7 +121,7 @@ async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -
             if isinstance(url, BaseException):
                 raise url
         endpoints = {
-            role: Endpoint(
+            name: Endpoint(
                 url=str(url),
                 model=getattr(engine, "model", None) or engine.config.model,
                 api_key_env=engine.config.api_key_env if engine.config.kind == "openai" else None,
@@ -102,7 +129,7 @@ async def start_pair(config: PairConfig, roles: Iterable[Role], log_dir: Path) -
                 timeout_s=engine.config.timeout_s,
                 tries=engine.config.tries,
             )
-            for (role, engine), url in zip(engines.items(), urls, strict=True)
+            for (name, engine), url in zip(engines.items(), urls, strict=True)
         }
         pair = Pair(engines, endpoints)
         if not await pair.wait_ready(30):

@@ -11,7 +11,6 @@ import aiohttp
 
 from bench.cells import latest
 from bench.config import Cell, RunConfig, validate
-from bench.engine import Role
 from bench.errors import EngineUnavailable
 from bench.records import Record
 from bench.registry import method_class, variant, workload
@@ -22,11 +21,11 @@ from runners.chat import open_session
 from runners.child import ServiceProcess
 from runners.journal import prune
 from runners.observe import Clock, Planned, background_record, observe
-from runners.pair import Pair, start_pair
+from runners.pair import SPECULATIVE, Pair, engines_of, start_pair
 from runners.serve import roles_of
 from runners.store import Run
 
-__all__ = ["CellPlan", "Progress", "execute", "plan", "resolve", "roles_called"]
+__all__ = ["CellPlan", "Progress", "execute", "plan", "resolve", "engines_called"]
 
 _GIVE_UP_AFTER = 5
 """Requests in a row without an answer after which the run stops instead of failing every one left."""
@@ -124,14 +123,14 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
         max((record.session for record in records), default=-1) + 1,
     )
     todo = {item.cell.id: _left(item, records) for item in plans}
-    roles = roles_called(item.cell for item in plans if todo[item.cell.id])
-    if not roles:
+    names = engines_called(item.cell for item in plans if todo[item.cell.id])
+    if not names:
         return
     encoding = encoder.needed(item.cell.method for item in plans if todo[item.cell.id])
     if encoding:
         encoder.check()
-    progress.phase("starting " + " and ".join(f"the {role} engine" for role in roles))
-    async with start_pair(config.pair, roles, run.path / "logs") as pair, open_session() as session:
+    progress.phase("starting " + " and ".join(f"the {name} engine" for name in names))
+    async with start_pair(config.pair, names, run.path / "logs") as pair, open_session() as session:
         before = run.read().get("engines") or {}
         if encoding:
             before = {**before, "encoder": encoder.facts()}
@@ -146,11 +145,18 @@ async def execute(run: Run, config: RunConfig, plans: list[CellPlan], progress: 
             run.update(engines=_engine_facts(before, await pair.probe()))
 
 
-def roles_called(cells: Iterable[Cell]) -> tuple[Role, ...]:
-    """Return the roles of the engines that the methods of ``cells`` call, the target first."""
-    wanted = {role for cell in cells for role in roles_of(cell.method, cell.method_config)}
-    ordered: tuple[Role, ...] = ("target", "small")
-    return tuple(role for role in ordered if role in wanted)
+def engines_called(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """Return the names of the engines that the methods of ``cells`` call, the target first.
+
+    Raises:
+        UsageError: As :func:`runners.pair.engines_of`.
+    """
+    wanted = {
+        name
+        for cell in cells
+        for name in engines_of(cell.method, roles_of(cell.method, cell.method_config)).values()
+    }
+    return tuple(name for name in ("target", SPECULATIVE, "small") if name in wanted)
 
 
 def _engine_facts(before: Mapping[str, Any], probe: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +197,8 @@ async def _run_cell(
     resets.setdefault(cell.id, []).append(await pair.reset_caches())
     run.update(cache_resets=resets)
     state = run.path / "cache" / f"{cell.id}.jsonl"
-    service = ServiceProcess(cell, pair.endpoints, state, run.path / "logs" / f"{cell.id}.log")
+    endpoints = pair.endpoints_of(cell.method, roles_of(cell.method, cell.method_config))
+    service = ServiceProcess(cell, endpoints, state, run.path / "logs" / f"{cell.id}.log")
     done = {_request_id(run, record.key, record.attempt) for record in earlier if record.completed}
     failures = 0
     beside = _Background(run, cell.id, service, session, clock)

@@ -21,7 +21,7 @@ from runners.journal import write_atomically
 from runners.machine import git_facts, machine_facts, package_versions
 from runners.observe import grade_record
 from runners.pair import make_engines
-from runners.run import CellPlan, Progress, execute, plan, resolve, roles_called
+from runners.run import CellPlan, Progress, engines_called, execute, plan, resolve
 from runners.store import Run, list_runs
 
 __all__ = ["Batch", "Regraded", "begin", "drive", "regrade", "take_up", "unfinished"]
@@ -42,7 +42,7 @@ def begin(
         UsageError, DataMissing: The configuration or a data set is at fault; nothing was made.
     """
     config = resolve(config)
-    make_engines(config.pair, roles_called(config.cells))
+    make_engines(config.pair, engines_called(config.cells))
     plans = plan(config)
     facts = {
         "status": "running",

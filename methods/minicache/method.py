@@ -32,7 +32,7 @@ from methods.minicache.groups import Group, Groups
 from methods.minicache.roles import Roles
 from methods.minicache.template import Refused, Span, Values, spans_of
 from methods.misspath import MissPath
-from methods.pot import PoTConfig, asks_for_plain_text
+from methods.pot import PoTConfig, bypass_reason
 from methods.routing import pack_vector
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class MiniCache:
 
     async def reply(self, request: ChatRequest, context: Context) -> Reply:
         """Answer from the group's cached program, or on the miss path."""
-        if (why := _bypass(request)) is not None:
+        if (why := bypass_reason(request)) is not None:
             self._bypassed += 1
             reply, _ = await self._miss_path.solve(request, context, CacheEvent("miss", reason=why))
             return reply
@@ -627,15 +627,6 @@ class MiniCache:
     def describe(self) -> Mapping[str, Any]:
         """Return every group with its entry; see :class:`bench.method.Describable`."""
         return {"tau": self._tau, "groups": self._groups.describe()}
-
-
-def _bypass(request: ChatRequest) -> str | None:
-    if not asks_for_plain_text(request):
-        return "bypassed: more than plain text is asked for"
-    roles = [message.get("role") for message in request.messages]
-    if [role for role in roles if role not in ("system", "developer")] != ["user"]:
-        return "bypassed: part of a conversation"
-    return None
 
 
 def _scope(request: ChatRequest) -> str:

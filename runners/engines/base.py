@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.config import EngineConfig
-from bench.engine import Role
 
 __all__ = ["Engine"]
 
@@ -15,7 +14,8 @@ class Engine(Protocol):
     """An LLM behind OpenAI-compatible HTTP, with a life of its own. Built as ``cls(config, role)``."""
 
     config: EngineConfig
-    role: Role
+    role: str
+    """``target``, ``small`` or ``target+specdec``."""
 
     async def start(self, log_dir: Path) -> str:
         """Make the engine reachable and return its base URL (up to and including ``/v1``).

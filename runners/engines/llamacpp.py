@@ -18,7 +18,6 @@ from typing import Any
 import aiohttp
 
 from bench.config import EngineConfig
-from bench.engine import Role
 from bench.errors import EngineUnavailable, UsageError
 from runners import models
 from runners.engines.control import Answer, request
@@ -50,7 +49,7 @@ class LlamaCppEngine:
     """Restarts within RESTART_WINDOW_S; one more failure, and the engine stays down."""
     RESTART_WINDOW_S = 600.0
 
-    def __init__(self, config: EngineConfig, role: Role) -> None:
+    def __init__(self, config: EngineConfig, role: str) -> None:
         """Check the configuration.
 
         Raises:
@@ -60,10 +59,12 @@ class LlamaCppEngine:
             known = ", ".join(models.catalogue())
             raise UsageError(f"pair.{role}.model is missing: name one of the store's models ({known}).")
         self.config = config
-        self.role: Role = role
+        self.role = role
         self.model: str | None = config.model
         self._file = models.model_file(config.model)
+        self._drafter = models.model_file(config.drafter) if config.drafter else None
         self._path: Path | None = None
+        self._drafter_path: Path | None = None
         self._log: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -89,6 +90,8 @@ class LlamaCppEngine:
         if self._process is not None:
             raise RuntimeError("the engine was started already")
         self._path = await asyncio.to_thread(models.path, self._file.name)
+        if self._drafter is not None:
+            self._drafter_path = await asyncio.to_thread(models.path, self._drafter.name)
         self._log = log_dir / f"{self.role}.log"
         try:
             self._root = await self._spawn(port=0)
@@ -112,6 +115,9 @@ class LlamaCppEngine:
             "slots": self.config.slots,
             "threads": self.config.threads or default_threads(),
             "slot_folder": f"{self._log.parent}{os.sep}",
+            "nice": self.config.nice,
+            "drafter": None if self._drafter is None else str(self._drafter_path),
+            "draft_max": self.config.draft_max,
         }
         paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log.open("ab") as log:
@@ -243,7 +249,18 @@ class LlamaCppEngine:
 
         ``state`` is ``up``, ``restarting`` or ``down``; ``failure`` says why it stays down.
         """
+        speculative = (
+            {}
+            if self._drafter is None
+            else {
+                "drafter": self._drafter.name,
+                "drafter_file": self._drafter.file,
+                "drafter_sha256": self._drafter.sha256,
+                "draft_max": self.config.draft_max,
+            }
+        )
         return {
+            **speculative,
             "kind": "llamacpp",
             "model": self.model,
             "file": self._file.file,
@@ -253,6 +270,7 @@ class LlamaCppEngine:
             "threads": self.config.threads or default_threads(),
             "context": self._meta.get("n_ctx", self.config.context),
             "slots": self.config.slots,
+            "nice": self.config.nice,
             "n_params": self._meta.get("n_params"),
             "quantization": self._meta.get("ftype"),
             "state": self._state,

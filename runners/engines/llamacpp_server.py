@@ -7,9 +7,11 @@ is loaded: ``{"url": ...}``. Everything else, llama.cpp's log too, goes to stand
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from runners.process import die_with_parent
@@ -21,6 +23,7 @@ def main() -> None:
     """Load the model, say where it is served, and serve until standard input closes."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     die_with_parent(settings["parent"])
+    _yield_to_others(settings["nice"])
     # llama.cpp writes to standard output as well: keep that for our one line.
     report = os.dup(1)
     os.dup2(2, 1)
@@ -30,6 +33,16 @@ def main() -> None:
     while os.read(0, 1):
         pass
     os._exit(0)  # nothing to save, and the server's threads may be in the middle of a request
+
+
+def _yield_to_others(nice: int) -> None:
+    """Lower this process's share of the cores where others want them, too."""
+    if nice:
+        os.nice(nice)
+        # A process of its own session is in a group of its own, whose share counts instead where Linux groups
+        # processes by session.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def _serve(settings: dict[str, Any]) -> Any:
@@ -56,6 +69,10 @@ def _serve(settings: dict[str, Any]) -> Any:
     params.endpoint_slots = True
     params.endpoint_metrics = True
     params.sampling.seed = 0
+    if settings["drafter"] is not None:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        params.speculative.draft.mparams.path = settings["drafter"]
+        params.speculative.draft.n_max = settings["draft_max"]
     params.ui = False
     params.verbosity = 2  # warnings and errors
     try:

@@ -26,7 +26,6 @@ from typing import Any
 from aiohttp import web
 
 from bench.config import EngineConfig, read_toml, validate
-from bench.engine import Role
 from bench.errors import EngineUnavailable, UsageError
 from runners.engines.mock_script import Rule, Script, Turn, prompt_text
 
@@ -244,14 +243,14 @@ class MockEngine:
         model: The name it goes by: the configured one, or ``mock``.
     """
 
-    def __init__(self, config: EngineConfig, role: Role) -> None:
+    def __init__(self, config: EngineConfig, role: str) -> None:
         """Check the script.
 
         Raises:
             UsageError: The script has an unknown key or a bad value.
         """
         self.config = config
-        self.role: Role = role
+        self.role = role
         self.model: str | None = config.model or "mock"
         self._script = validate(Script, config.script, f"pair.{role}.script")
         self._server = MockServer(self._script, self.model)

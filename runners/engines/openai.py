@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from bench.config import EngineConfig
-from bench.engine import Role
 from bench.errors import EngineUnavailable, UsageError, did_you_mean
 from runners.engines.control import Answer, request
 
@@ -29,14 +28,14 @@ class OpenAIEngine:
             None before :meth:`start` in that case.
     """
 
-    def __init__(self, config: EngineConfig, role: Role) -> None:
+    def __init__(self, config: EngineConfig, role: str) -> None:
         """Check the configuration.
 
         Raises:
             UsageError: The URL is missing or not one that we take.
         """
         self.config = config
-        self.role: Role = role
+        self.role = role
         self.url = _checked_url(config.url, role)
         self.model: str | None = config.model
         self._models: dict[str, dict[str, Any]] | None = None
