@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bench.records import Record
+from bench.records import BackgroundRecord, CallRecord, Record
 
 __all__ = ["CellData", "Pair", "baseline_cell", "cells_of", "latest"]
 
@@ -50,15 +50,20 @@ class CellData:
         records: Its measured records, latest attempts, in the order of their lines.
         planned: Requests that the run meant to send; None where unknown.
         primary: The score that accuracy means.
+        background: What the method did beside its requests.
         baseline_right: Whether the baseline was right, per (sample, repeat) that it completed; None where
             the workload has no baseline cell.
+        baseline_engine_ns: Time that the baseline's engine calls took, per (sample, repeat), in ns; None
+            likewise.
     """
 
     id: str
     records: tuple[Record, ...]
     planned: int | None = None
     primary: str = "strict"
+    background: tuple[BackgroundRecord, ...] = ()
     baseline_right: Mapping[Pair, bool] | None = field(default=None, repr=False)
+    baseline_engine_ns: Mapping[Pair, int] | None = field(default=None, repr=False)
 
     @cached_property
     def attempted(self) -> tuple[Record, ...]:
@@ -79,6 +84,17 @@ class CellData:
     def traced(self) -> tuple[Record, ...]:
         """The answered ones about which the service told what it did."""
         return tuple(record for record in self.answered if record.cache is not None)
+
+    @cached_property
+    def calls_beside(self) -> tuple[CallRecord, ...]:
+        """The engine calls of the work beside the requests."""
+        return tuple(call for work in self.background for call in work.calls)
+
+    @cached_property
+    def warm_ns(self) -> int | None:
+        """When the last entry of a cache was installed, in ns of run time; None where none was."""
+        times = [work.finished for work in self.background if work.details.get("accepted")]
+        return max(times, default=None)
 
     @cached_property
     def caches(self) -> bool:
@@ -109,8 +125,13 @@ class CellData:
         return self.score(record) >= 1.0
 
 
-def cells_of(run: Mapping[str, Any], records: Iterable[Record]) -> dict[str, CellData]:
+def cells_of(
+    run: Mapping[str, Any], records: Iterable[Record], background: Iterable[BackgroundRecord] = ()
+) -> dict[str, CellData]:
     """Split a run's records into its cells, in the order of the configuration, empty cells included."""
+    beside: dict[str, list[BackgroundRecord]] = {}
+    for work in background:
+        beside.setdefault(work.cell, []).append(work)
     by_cell: dict[str, list[Record]] = {str(cell["id"]): [] for cell in run["config"]["cells"]}
     for record in latest(records):
         by_cell.setdefault(record.cell, []).append(record)
@@ -121,18 +142,32 @@ def cells_of(run: Mapping[str, Any], records: Iterable[Record]) -> dict[str, Cel
     }
     planned = run.get("planned") or {}
 
-    def build(cell: str, right: Mapping[Pair, bool] | None = None) -> CellData:
+    def build(
+        cell: str, right: Mapping[Pair, bool] | None = None, spent: Mapping[Pair, int] | None = None
+    ) -> CellData:
         workload = configs.get(cell, {}).get("workload", "")
-        return CellData(cell, tuple(by_cell[cell]), planned.get(cell), primary.get(workload, "strict"), right)
+        return CellData(
+            cell,
+            tuple(by_cell[cell]),
+            planned.get(cell),
+            primary.get(workload, "strict"),
+            tuple(beside.get(cell, ())),
+            right,
+            spent,
+        )
 
     result: dict[str, CellData] = {}
     for cell in by_cell:
         base = baseline_cell(run, configs.get(cell, {}).get("workload"))
-        right = None
+        right = spent = None
         if base is not None:
             data = build(base)
             right = {(r.sample, r.repeat): data.right(r) for r in data.completed} if data.graded else None
-        result[cell] = build(cell, right)
+            spent = {
+                (r.sample, r.repeat): sum(c.finished - c.started for c in r.calls if c.started and c.finished)
+                for r in data.completed
+            }
+        result[cell] = build(cell, right, spent)
     return result
 
 

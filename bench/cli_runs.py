@@ -25,7 +25,7 @@ from bench.cli_options import (
     profile_with,
 )
 from bench.config import RunConfig, apply_overrides, read_toml, validate
-from bench.errors import InvalidRun, ReuseBenchError, UsageError
+from bench.errors import InvalidRun, ReuseBenchError, UsageError, did_you_mean
 from bench.plans import experiment, experiment_names, experiment_run, profile
 from bench.registry import names
 
@@ -149,10 +149,11 @@ def _report(one: Run, *, quiet: bool = False) -> dict[str, Any]:
     facts["verdict"] = verdict(facts, records)
     if not one.written_elsewhere:  # else run.json is another's to write, and this a look at what is there
         one.write(facts)
-    write_report(one.path, facts, records)
+    background = one.background()
+    write_report(one.path, facts, records, background)
     if quiet:
         return facts
-    out.print(table_of(summarize(facts, records)))
+    out.print(table_of(summarize(facts, records, background)))
     err.print(f"report: {one.path / 'report' / 'index.html'}", markup=False, soft_wrap=True)
     return facts
 
@@ -211,16 +212,35 @@ def score(
     one.close()
 
 
-@app.command(epilog=examples("reusebench show latest", "reusebench show latest --json"))
-def show(name: RunArgument, as_json: JsonOption = False, runs: RunsOption = RUNS) -> None:
-    """Print a run's main table and verdict."""
+@app.command(
+    epilog=examples(
+        "reusebench show latest",
+        "reusebench show latest --json",
+        "reusebench show latest --sample builtin-test-0-quick-ratio-000003 --cell formula+minicache",
+    )
+)
+def show(
+    name: RunArgument,
+    sample: Annotated[
+        str | None, typer.Option(help="Tell what happened to this sample, cell by cell.")
+    ] = None,
+    cell: Annotated[str | None, typer.Option(help="Only in this cell (with --sample).")] = None,
+    as_json: JsonOption = False,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Print a run's main table and verdict, or the story of one request."""
+    if sample is not None:
+        _tell(name, sample, cell, as_json, runs)
+        return
+    if cell is not None:
+        raise UsageError("--cell goes with --sample.")
     from reports.summary import summarize
     from reports.tables import show as table_of
     from runners.store import find_run
 
     one = find_run(runs, name)
     facts = one.read()
-    summary = summarize(facts, one.records())
+    summary = summarize(facts, one.records(), one.background())
     if as_json:
         from dataclasses import asdict
 
@@ -253,6 +273,37 @@ def show(name: RunArgument, as_json: JsonOption = False, runs: RunsOption = RUNS
         out.print(f"INVALID: {reason['problem']} {reason['remedy']}", markup=False, soft_wrap=True)
 
 
+def _tell(name: str, sample: str, cell: str | None, as_json: bool, runs: Path) -> None:
+    """Print what happened to one sample."""
+    from bench.cells import latest
+    from reports.story import set_off, story
+    from runners.store import find_run
+
+    one = find_run(runs, name)
+    records = latest(one.records())
+    cells = list(dict.fromkeys(record.cell for record in records))
+    if cell is not None and cell not in cells:
+        raise UsageError(f'{one.id} has no cell "{cell}".{did_you_mean(cell, cells)}')
+    found = [r for r in records if r.sample == sample and cell in (None, r.cell)]
+    if not found:
+        known = sorted({record.sample for record in records})
+        raise UsageError(f'{one.id} has no record of sample "{sample}".{did_you_mean(sample, known)}')
+    background = one.background()
+    if as_json:
+        print_json(
+            [
+                {
+                    **record.model_dump(mode="json"),
+                    "background": [work.model_dump(mode="json") for work in set_off(record, background)],
+                }
+                for record in found
+            ]
+        )
+        return
+    for record in found:
+        out.print(story(record, set_off(record, background)), markup=False, soft_wrap=True, highlight=False)
+
+
 @app.command(epilog=examples("reusebench report latest"))
 def report(name: RunArgument, runs: RunsOption = RUNS) -> None:
     """Render a run's report anew: HTML page, Markdown, CSV, LaTeX, plots."""
@@ -264,7 +315,7 @@ def report(name: RunArgument, runs: RunsOption = RUNS) -> None:
 @app.command(
     epilog=examples(
         "reusebench reproduce",
-        "reusebench reproduce minicache-finance --profile laptop -n 100",
+        "reusebench reproduce minicache-finance --profile laptop -n 320 --groups 16",
         "reusebench reproduce --fresh",
     )
 )
@@ -272,6 +323,9 @@ def reproduce(
     wanted: Annotated[list[str] | None, typer.Argument(metavar="[EXPERIMENT]…", help="Default: all.")] = None,
     profile_name: ProfileOption = "laptop",
     n: Annotated[int | None, typer.Option("-n", min=1, help="Samples per cell, over the profile's.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Groups that they are drawn from, over the profile's.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew instead of going on with a stopped run.")
     ] = False,
@@ -286,7 +340,7 @@ def reproduce(
     from runners.session import Batch, begin, take_up
 
     chosen: list[tuple[Experiment, RunConfig]] = [
-        (declared, experiment_run(declared, profile(profile_name), settings or [], n))
+        (declared, experiment_run(declared, profile(profile_name), settings or [], n, groups))
         for declared in map(experiment, wanted or experiment_names())
     ]
     batch = Batch(runs, [config for _, config in chosen], fresh=fresh)
@@ -313,7 +367,7 @@ def reproduce(
         except InvalidRun as error:
             invalid = error
             err.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-    page = write_index(runs, [(one.path, one.read(), one.records()) for one in done])
+    page = write_index(runs, [(one.path, one.read(), one.records(), one.background()) for one in done])
     err.print(f"all results: {page}", markup=False, soft_wrap=True)
     if invalid is not None:
         raise invalid

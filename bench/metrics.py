@@ -10,7 +10,7 @@ A cell's records, and which of them are attempted, completed and answered: :mod:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import getdoc
 from typing import Literal
@@ -325,18 +325,21 @@ def _overhead_p50(cell: CellData) -> float | None:
 
 
 def _calls(cell: CellData, engine: str) -> float | None:
-    return _mean([sum(call.engine == engine for call in record.calls) for record in cell.traced])
+    if not cell.traced:
+        return None
+    calls = [*(call for record in cell.traced for call in record.calls), *cell.calls_beside]
+    return sum(call.engine == engine for call in calls) / len(cell.traced)
 
 
 @_metric("target_calls", "Target calls per request", "calls", "lower", 2)
 def _target_calls(cell: CellData) -> float | None:
-    """Mean number of calls to the target engine per answered request."""
+    """Calls to the target engine, those of work beside the requests included / answered requests."""
     return _calls(cell, "target")
 
 
 @_metric("small_calls", "Small calls per request", "calls", "lower", 2)
 def _small_calls(cell: CellData) -> float | None:
-    """Mean number of calls to the small engine per answered request."""
+    """Calls to the small engine, those of work beside the requests included / answered requests."""
     return _calls(cell, "small")
 
 
@@ -347,31 +350,137 @@ def _tokens(cell: CellData, engine: str, read: Callable[[CallRecord], int | None
         known = [count for count in counts if count is not None]
         if len(known) == len(counts):
             totals.append(sum(known))
-    return _mean(totals)
+    mean = _mean(totals)
+    beside = [read(call) for call in cell.calls_beside if call.engine == engine and call.error is None]
+    return None if mean is None else mean + sum(count or 0 for count in beside) / len(cell.traced)
 
 
 @_metric("target_tokens_in", "Target prompt tokens per request", "tokens", "lower", 0)
 def _target_tokens_in(cell: CellData) -> float | None:
-    """Mean prompt tokens of all target calls per answered request; unknown counts are left out."""
+    """Mean prompt tokens of all target calls per answered request, work beside the requests
+    included; unknown counts are left out.
+    """
     return _tokens(cell, "target", lambda call: call.tokens_in)
 
 
 @_metric("target_tokens_out", "Target completion tokens per request", "tokens", "lower", 1)
 def _target_tokens_out(cell: CellData) -> float | None:
-    """Mean completion tokens of all target calls per answered request; unknown counts are left out."""
+    """Mean completion tokens of all target calls per answered request, work beside the requests
+    included; unknown counts are left out.
+    """
     return _tokens(cell, "target", lambda call: call.tokens_out)
 
 
 @_metric("small_tokens_in", "Small prompt tokens per request", "tokens", "lower", 0)
 def _small_tokens_in(cell: CellData) -> float | None:
-    """Mean prompt tokens of all small-engine calls per answered request; unknown counts are left out."""
+    """Mean prompt tokens of all small-engine calls per answered request, work beside the requests
+    included; unknown counts are left out.
+    """
     return _tokens(cell, "small", lambda call: call.tokens_in)
 
 
 @_metric("small_tokens_out", "Small completion tokens per request", "tokens", "lower", 1)
 def _small_tokens_out(cell: CellData) -> float | None:
-    """Mean completion tokens of all small-engine calls per answered request; unknown counts are left out."""
+    """Mean completion tokens of all small-engine calls per answered request, work beside the requests
+    included; unknown counts are left out.
+    """
     return _tokens(cell, "small", lambda call: call.tokens_out)
+
+
+def _generated(cell: CellData, key: str) -> float | None:
+    made = [work for work in cell.background if work.name == "generate" and work.outcome == "ok"]
+    return sum(int(work.details.get(key, 0)) for work in made) if made else None
+
+
+@_metric("cache_gen_accepted", "Entries accepted", "count", "none", 0)
+def _cache_gen_accepted(cell: CellData) -> float | None:
+    """Cache entries that were installed: a in the papers' Cache Gen. a/b. No value without a generation."""
+    return _generated(cell, "accepted")
+
+
+@_metric("cache_gen_attempted", "Entries attempted", "count", "none", 0)
+def _cache_gen_attempted(cell: CellData) -> float | None:
+    """Cache entries that were written, usable or not: b in the papers' Cache Gen. a/b."""
+    return _generated(cell, "attempted")
+
+
+@_metric("background_s", "Work beside the requests", "s", "lower", 1)
+def _background_s(cell: CellData) -> float | None:
+    """Time in which the method had an engine call under way for work that no request waits for. No value
+    without such work.
+    """
+    spans = [(c.started, c.finished) for c in cell.calls_beside]
+    known = [(start, end) for start, end in spans if start is not None and end is not None]
+    return union_ns(known) / NS if cell.background else None
+
+
+@_metric("background_failed", "Work beside the requests, failed", "count", "lower", 0)
+def _background_failed(cell: CellData) -> float | None:
+    """Pieces of work beside the requests that an error ended. No value without such work."""
+    return sum(work.outcome == "error" for work in cell.background) if cell.background else None
+
+
+@_metric("hit_rate_with_entry", "Hit rate once there is an entry", "fraction", "higher")
+def _hit_rate_with_entry(cell: CellData) -> float | None:
+    """Hits / requests that came to a group with a cached program. No value for other caches."""
+    led = [record for record in cell.traced if record.details.get("entry")]
+    return _share(sum(record.hit for record in led), len(led))
+
+
+def _engine_ns(calls: Iterable[CallRecord]) -> int:
+    known = [(c.started, c.finished) for c in calls]
+    return sum(end - start for start, end in known if start is not None and end is not None)
+
+
+@_metric("break_even_requests", "Break-even requests", "count", "lower", 0)
+def _break_even(cell: CellData) -> float | None:
+    """The number of requests after which the method has used no more engine time than the baseline on the
+    same requests, for good: the sum of its requests' engine calls and of all work beside them that had begun,
+    against the baseline's. No value where that does not happen, or without a cache.
+    """
+    theirs = cell.baseline_engine_ns
+    if theirs is None or not cell.caches:
+        return None
+    pending = sorted(cell.background, key=lambda work: work.started)
+    balance, reached = 0, None
+    done = sorted(cell.completed, key=lambda record: record.times.scheduled)
+    for count, record in enumerate(done, start=1):
+        while pending and (count == len(done) or pending[0].started <= record.times.finished):
+            balance -= _engine_ns(pending.pop(0).calls)
+        balance += theirs.get((record.sample, record.repeat), 0) - _engine_ns(record.calls)
+        reached = None if balance < 0 else reached or count
+    return reached
+
+
+def _drafts(cell: CellData) -> list[CallRecord]:
+    calls = [*(call for record in cell.traced for call in record.calls), *cell.calls_beside]
+    return [call for call in calls if call.engine == "target" and call.tokens_drafted is not None]
+
+
+@_metric("acceptance_length", "Acceptance length", "tokens", "higher", 2)
+def _acceptance_length(cell: CellData) -> float | None:
+    """Completion tokens per decoding step of the target: tokens / (tokens − accepted drafts), over the target
+    calls that were drafted for. 1 means that no draft helped. No value without speculative decoding.
+    """
+    known = [c for c in _drafts(cell) if c.tokens_out is not None and c.tokens_accepted is not None]
+    tokens = sum(call.tokens_out or 0 for call in known)
+    steps = tokens - sum(call.tokens_accepted or 0 for call in known)
+    return tokens / steps if steps > 0 else None
+
+
+@_metric("acceptance_rate", "Drafts accepted", "fraction", "higher")
+def _acceptance_rate(cell: CellData) -> float | None:
+    """Accepted / drafted tokens of the target calls. No value without speculative decoding."""
+    known = [call for call in _drafts(cell) if call.tokens_accepted is not None]
+    drafted = sum(call.tokens_drafted or 0 for call in known)
+    return _share(sum(call.tokens_accepted or 0 for call in known), drafted)
+
+
+@_metric("drafted_tokens", "Drafted tokens per request", "tokens", "none", 1)
+def _drafted_tokens(cell: CellData) -> float | None:
+    """Tokens that the drafter proposed / answered requests. No value without speculative decoding."""
+    found = _drafts(cell)
+    return sum(call.tokens_drafted or 0 for call in found) / len(cell.traced) if found else None
 
 
 @_metric("cached_prompt_share", "Prompt tokens from the prefix cache", "fraction", "none")
@@ -430,6 +539,7 @@ def interval(cell: CellData, key: str) -> Estimate | None:
         "hit_accuracy": cell.hits,
         "miss_accuracy": cell.misses,
         "false_hit_rate": cell.hits,
+        "hit_rate_with_entry": tuple(r for r in cell.traced if r.details.get("entry")),
     }
     if key in population:
         value, members = METRICS[key].function(cell), population[key]

@@ -41,7 +41,11 @@ def profile(name: str) -> Profile:
 
 
 def experiment_run(
-    declared: Experiment, chosen: Profile, settings: Sequence[str] = (), n: int | None = None
+    declared: Experiment,
+    chosen: Profile,
+    settings: Sequence[str] = (),
+    n: int | None = None,
+    groups: int | None = None,
 ) -> RunConfig:
     """Return the run that ``declared`` means at ``chosen``, with ``--set`` settings applied.
 
@@ -50,13 +54,15 @@ def experiment_run(
         chosen: The profile; its size for this experiment is laid over the experiment's own.
         settings: ``KEY=VALUE`` with dotted keys into the run's configuration.
         n: Samples per cell, over the profile's.
+        groups: Groups that they are drawn from, over the profile's.
 
     Raises:
         UsageError: A setting is wrong.
     """
     selection = {**declared.selection, **chosen.sizes.get(declared.id, {})}
-    if n is not None:
-        selection["n"] = n
+    for key, value in (("n", n), ("groups", groups)):
+        if value is not None:
+            selection[key] = value
     cells = [
         {"method": method, "workload": one, "selection": selection}
         for one in declared.workloads

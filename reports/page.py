@@ -17,7 +17,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from bench.records import Record
+from bench.records import BackgroundRecord, Record
 from reports.details import cell_details, command, definitions, environment, examples
 from reports.findings import findings
 from reports.plots import Figures, render
@@ -27,12 +27,17 @@ from reports.tables import csv_table, latex_table, main_columns, markdown, notes
 __all__ = ["render_page", "write_index", "write_report"]
 
 
-def write_report(run_dir: Path, run: Mapping[str, Any], records: Sequence[Record]) -> list[Path]:
+def write_report(
+    run_dir: Path,
+    run: Mapping[str, Any],
+    records: Sequence[Record],
+    background: Sequence[BackgroundRecord] = (),
+) -> list[Path]:
     """Write ``report/`` of a run: page, Markdown, CSV, LaTeX and figures; return the files, the page first.
 
     The folder appears whole or not at all; an older one is replaced.
     """
-    summary = summarize(run, records)
+    summary = summarize(run, records, background)
     figures = render(summary)
     files: dict[str, bytes] = {
         "index.html": render_page(summary, figures).encode(),
@@ -59,12 +64,15 @@ def write_report(run_dir: Path, run: Mapping[str, Any], records: Sequence[Record
     return [target / name for name in files]
 
 
-def write_index(out_dir: Path, runs: Sequence[tuple[Path, Mapping[str, Any], Sequence[Record]]]) -> Path:
+def write_index(
+    out_dir: Path,
+    runs: Sequence[tuple[Path, Mapping[str, Any], Sequence[Record], Sequence[BackgroundRecord]]],
+) -> Path:
     """Write ``index.html`` over several runs, with relative links to their reports; return its path."""
     out_dir.mkdir(parents=True, exist_ok=True)
     entries = []
-    for run_dir, run, records in runs:
-        summary = summarize(run, records)
+    for run_dir, run, records, background in runs:
+        summary = summarize(run, records, background)
         link = os.path.relpath(run_dir / "report" / "index.html", out_dir)
         entries.append(
             {

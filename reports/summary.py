@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.cells import CellData, baseline_cell, cells_of
 from bench.metrics import interval, outcome_counts, stage_seconds, values_of
-from bench.records import Record
-from bench.statistics import Estimate, holm, mcnemar, paired_difference, paired_ratio
+from bench.records import BackgroundRecord, Record
+from bench.registry import SPECDEC
+from bench.statistics import Estimate, holm, mcnemar, paired_difference, paired_ratio, wilson
 from reports.verdict import MIN_COVERAGE, verdict
 
 __all__ = [
@@ -42,6 +43,15 @@ _NAMES = {
     "gencache": "GenCache",
     "minicache": "MiniCache",
     "specdec": "SpecDec",
+    "gencache-feedback": "GenCache-feedback",
+    "minicache-all-spans": "MiniCache-all-spans",
+    "minicache-antiunify": "MiniCache-antiunify",
+    "minicache-guarded": "MiniCache-guarded",
+    "minicache-no-backoff": "MiniCache, no backoff",
+    "minicache-no-reflection": "MiniCache, no reflection",
+    "minicache-no-small-model": "MiniCache, no small model",
+    "minicache-no-validation": "MiniCache, no validation",
+    "minicache-oracle-groups": "MiniCache, oracle groups",
     "direct-small": "Direct-small",
     "pot-small": "PoT-small",
 }
@@ -57,6 +67,8 @@ class Comparison:
         p: Exact McNemar p; None where scores are graded rather than right or wrong.
         p_holm: The same after Holm's correction over the workload's methods.
         clusters: Groups that the bootstrap draws (samples, where they have no group).
+        warm_speedup: As ``speedup``, over the requests after the cell's last new cache entry; None where there
+            was none.
     """
 
     speedup: Estimate | None
@@ -64,6 +76,7 @@ class Comparison:
     p: float | None
     p_holm: float | None
     clusters: int
+    warm_speedup: Estimate | None = None
 
     @property
     def accuracy_decided(self) -> bool:
@@ -81,10 +94,24 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Twin:
+    """A ``+specdec`` cell against the plain cell of the same method, paired by sample and repeat.
+
+    Attributes:
+        flips: Share of samples whose answers differ. In theory none: speculative decoding changes no token.
+        speedup: Plain mean latency / this one's; above 1 is faster.
+    """
+
+    flips: Estimate | None
+    speedup: Estimate | None
+
+
+@dataclass(frozen=True)
 class PaperValues:
     """What the paper states for this method and workload; fractions in [0, 1], seconds, None for not stated.
 
-    ``speedup`` is derived by us: the paper's baseline latency / its latency of this method.
+    ``speedup`` is derived by us: the paper's baseline latency / its latency of this method. ``cache_gen``:
+    entries accepted and attempted.
     """
 
     accuracy: float | None = None
@@ -92,6 +119,7 @@ class PaperValues:
     hit_rate: float | None = None
     hit_accuracy: float | None = None
     speedup: float | None = None
+    cache_gen: tuple[int, int] | None = None
 
     @property
     def empty(self) -> bool:
@@ -117,6 +145,7 @@ class CellSummary:
         unranked: Why the row is not ranked; empty where it is.
         comparison: None for the baseline, or without one.
         paper: The paper's values; None without a paper.
+        twin: Against the plain cell of the same method; None where this is none with speculative decoding.
     """
 
     cell: str
@@ -132,6 +161,7 @@ class CellSummary:
     unranked: str
     comparison: Comparison | None = None
     paper: PaperValues | None = None
+    twin: Twin | None = None
 
     @property
     def n(self) -> int:
@@ -190,14 +220,17 @@ def source_label(run: Mapping[str, Any]) -> str:
     return f"{source}, {profile} pair{where}"
 
 
-def summarize(run: Mapping[str, Any], records: Sequence[Record]) -> Summary:
+def summarize(
+    run: Mapping[str, Any], records: Sequence[Record], background: Sequence[BackgroundRecord] = ()
+) -> Summary:
     """Compute every number of a run's report from its records.
 
     Args:
         run: ``run.json``.
         records: Every line of ``records.jsonl``; warm-up and superseded attempts are left out here.
+        background: Every line of ``background.jsonl``.
     """
-    cells = cells_of(run, records)
+    cells = cells_of(run, records, background)
     configs = {str(config["id"]): config for config in run["config"]["cells"]}
     primaries = {cell.primary for cell in cells.values()}
     names = [score for info in (run.get("workloads") or {}).values() for score in info.get("scores") or ()]
@@ -231,7 +264,16 @@ def _row(
     cell, workload = cells[str(config["id"])], str(config["workload"])
     method = str(config.get("label") or config["method"])
     base = baseline_cell(run, workload)
-    keys = ["accuracy", "accuracy_completed", "hit_rate", "hit_accuracy", "miss_accuracy", "false_hit_rate"]
+    plain = f"{workload}+{method.removesuffix(SPECDEC)}" if method.endswith(SPECDEC) else None
+    keys = [
+        "accuracy",
+        "accuracy_completed",
+        "hit_rate",
+        "hit_rate_with_entry",
+        "hit_accuracy",
+        "miss_accuracy",
+        "false_hit_rate",
+    ]
     keys += ["latency_mean", "latency_p50", "latency_p90", "latency_p99", *(f"score_{s}" for s in scores)]
     is_baseline = base == cell.id
     return CellSummary(
@@ -248,6 +290,7 @@ def _row(
         unranked=_unranked(cell),
         comparison=None if base is None or is_baseline else _compare(cell, cells[base]),
         paper=_paper_values(paper.get(workload), method, run),
+        twin=_against_twin(cell, cells[plain]) if plain in cells else None,
     )
 
 
@@ -277,7 +320,28 @@ def _compare(cell: CellData, base: CellData) -> Comparison | None:
     ours_ok, base_ok = {r.key for r in cell.answered}, {r.key for r in base.answered}
     both = [(a, b) for a, b in pairs if a.key in ours_ok and b.key in base_ok]
     speedup = paired_ratio([b.latency_ns for _, b in both], [a.latency_ns for a, _ in both], _clusters(both))
-    return Comparison(speedup, difference, p, None, len(set(_clusters(pairs))))
+    warm = [(a, b) for a, b in both if cell.warm_ns is not None and a.times.scheduled >= cell.warm_ns]
+    warm_speedup = paired_ratio(
+        [b.latency_ns for _, b in warm], [a.latency_ns for a, _ in warm], _clusters(warm)
+    )
+    return Comparison(speedup, difference, p, None, len(set(_clusters(pairs))), warm_speedup)
+
+
+def _against_twin(cell: CellData, twin: CellData) -> Twin | None:
+    """Compare a ``+specdec`` cell with the plain one of the same method."""
+    theirs = {(r.sample, r.repeat): r for r in twin.answered}
+    pairs = [(r, theirs[r.sample, r.repeat]) for r in cell.answered if (r.sample, r.repeat) in theirs]
+    if not pairs:
+        return None
+    flips = sum(_answer(ours) != _answer(plain) for ours, plain in pairs)
+    speedup = paired_ratio(
+        [plain.latency_ns for _, plain in pairs], [ours.latency_ns for ours, _ in pairs], _clusters(pairs)
+    )
+    return Twin(wilson(flips, len(pairs)), speedup)
+
+
+def _answer(record: Record) -> Any:
+    return record.reply if record.grade is None else record.grade.extracted
 
 
 def _clusters(pairs: Sequence[tuple[Record, Record]]) -> list[tuple[str, str]]:
@@ -338,5 +402,6 @@ def _paper_values(table: Mapping[str, Any] | None, method: str, run: Mapping[str
         latency_s=latency,
         hit_rate=share("hit"),
         hit_accuracy=share("hit_accuracy"),
+        cache_gen=tuple(mine["cache_gen"]) if "cache_gen" in mine else None,
         speedup=base_latency / latency if base_latency and latency and method != base else None,
     )

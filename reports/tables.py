@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.metrics import METRICS, Metric, score_metric
 from bench.statistics import Estimate, format_estimate, format_p
-from reports.summary import PAPER_NOTE, CellSummary, Summary
+from reports.summary import PAPER_NOTE, CellSummary, Summary, Twin
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,6 +89,31 @@ def _difference(row: CellSummary) -> Estimate | None:
     return row.comparison.accuracy_difference if row.comparison else None
 
 
+def _warm(row: CellSummary) -> Estimate | None:
+    return row.comparison.warm_speedup if row.comparison else None
+
+
+def _cache_gen(row: CellSummary) -> tuple[float, float] | None:
+    accepted, attempted = row.values.get("cache_gen_accepted"), row.values.get("cache_gen_attempted")
+    return None if accepted is None or attempted is None else (accepted, attempted)
+
+
+def _ratio_text(pair: tuple[float, float] | None) -> str:
+    return "n/a" if pair is None else f"{pair[0]:.0f}/{pair[1]:.0f}"
+
+
+def _twin_column(
+    key: str, head: str, read: Callable[[Twin], Estimate | None], scale: float, decimals: int
+) -> Column:
+    def estimate(row: CellSummary) -> Estimate | None:
+        return read(row.twin) if row.twin else None
+
+    def text(row: CellSummary) -> str:
+        return format_estimate(estimate(row), scale=scale, decimals=decimals)
+
+    return Column(key, head, text, lambda row: _point(estimate(row)))
+
+
 def _versus(row: CellSummary, text: str) -> str:
     return "baseline" if row.is_baseline else text
 
@@ -146,6 +171,32 @@ def main_columns(summary: Summary) -> list[Column]:
     ]
     if any(row.intervals.get("false_hit_rate") for row in summary.rows):  # a rate of 0 is a result
         columns.append(_interval_column("false_hit_rate", "False hits, % of hits", 100, 1))
+    if any(row.intervals.get("hit_rate_with_entry") for row in summary.rows):
+        columns.append(_interval_column("hit_rate_with_entry", "Hit once an entry is there, %", 100, 1))
+    if any(_cache_gen(row) for row in summary.rows):
+        columns.append(
+            Column(
+                "cache_gen",
+                "Cache Gen.",
+                lambda r: _ratio_text(_cache_gen(r)),
+                lambda r: r.values.get("cache_gen_accepted"),
+            )
+        )
+    if base is not None and any(_warm(row) for row in summary.rows):
+        columns.append(
+            Column(
+                "warm_speedup",
+                f"Speed-up after warm-up over {base}, ×",
+                lambda r: _versus(r, format_estimate(_warm(r), decimals=2)),
+                lambda r: _point(_warm(r)),
+            )
+        )
+    if any(row.twin for row in summary.rows):
+        columns += [
+            _twin_column("twin_speedup", "Speed-up over the plain twin, ×", lambda t: t.speedup, 1, 2),
+            _twin_column("answer_flips", "Answers flipped, %", lambda t: t.flips, 100, 1),
+            _value_column(METRICS["acceptance_length"], "Acceptance length"),
+        ]
     columns += [
         _value_column(METRICS["target_calls"], "Target calls"),
         _value_column(METRICS["target_tokens_in"], "Target tokens in"),
@@ -202,6 +253,25 @@ def paper_columns(summary: Summary) -> list[Column]:
         column("hit_accuracy", "Hit accuracy, %", 100, 2),
         *mine("latency_mean", "Latency, mean, s"),
         column("latency_s", "Latency, mean, s", 1, 3),
+        *(_paper_cache_gen(theirs, ours) if "cache_gen" in ours else []),
+    ]
+
+
+def _paper_cache_gen(label: str, ours: Mapping[str, Column]) -> list[Column]:
+    def stated(row: CellSummary) -> tuple[int, int] | None:
+        return row.paper.cache_gen if row.paper else None
+
+    def text(row: CellSummary) -> str:
+        return _ratio_text(stated(row)) if stated(row) else "not stated"
+
+    def sort(row: CellSummary) -> float | None:
+        found = stated(row)
+        return float(found[0]) if found else None
+
+    mine = ours["cache_gen"]
+    return [
+        Column("cache_gen", "Cache Gen.: ours", mine.text, mine.sort),
+        Column("paper_cache_gen", f"Cache Gen.: {label}", text, sort),
     ]
 
 
@@ -220,6 +290,15 @@ def notes(summary: Summary) -> list[str]:
             f"Against {summary.baseline}: paired, one run; ratio of mean latencies and difference of "
             "accuracies over the same samples, bootstrap over the samples' groups; exact McNemar, Holm over "
             "the methods." + (f" Only {least} groups: read these intervals as rough." if least < 10 else "")
+        )
+    if any(row.data.background for row in summary.rows):
+        lines.append(
+            "Calls and tokens include the work beside the requests (making cache entries). Cache Gen.: entries "
+            "accepted/attempted. After warm-up: requests that came after the last new entry."
+        )
+    if any(row.twin for row in summary.rows):
+        lines.append(
+            "+SpecDec rows: the small model drafts for the target. Their twin is the plain row of the same method."
         )
     if any(row.unranked for row in summary.rows):
         lines.append("A row below 99 % coverage is not ranked.")
@@ -283,6 +362,9 @@ def csv_table(summary: Summary) -> str:
         for key, pair in (
             ("speedup_over_baseline_ratio", _speedup(row)),
             ("accuracy_minus_baseline_fraction", _difference(row)),
+            ("warm_speedup_over_baseline_ratio", _warm(row)),
+            ("speedup_over_twin_ratio", row.twin.speedup if row.twin else None),
+            ("answer_flips_fraction", row.twin.flips if row.twin else None),
         ):
             line[key], line[f"{key}_n"] = _point(pair), pair.n if pair else None
             line[f"{key}_low"], line[f"{key}_high"] = (pair.low, pair.high) if pair else (None, None)
