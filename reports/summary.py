@@ -67,8 +67,8 @@ class Comparison:
         p: Exact McNemar p; None where scores are graded rather than right or wrong.
         p_holm: The same after Holm's correction over the workload's methods.
         clusters: Groups that the bootstrap draws (samples, where they have no group).
-        warm_speedup: As ``speedup``, over the requests after the cell's last new cache entry; None where there
-            was none.
+        warm_speedup: As ``speedup``, over the requests after the cell's last new cache entry; None where
+            there was none.
     """
 
     speedup: Estimate | None
@@ -290,7 +290,7 @@ def _row(
         unranked=_unranked(cell),
         comparison=None if base is None or is_baseline else _compare(cell, cells[base]),
         paper=_paper_values(paper.get(workload), method, run),
-        twin=_against_twin(cell, cells[plain]) if plain in cells else None,
+        twin=_against_twin(cell, cells[plain]) if plain is not None and plain in cells else None,
     )
 
 

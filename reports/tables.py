@@ -293,12 +293,13 @@ def notes(summary: Summary) -> list[str]:
         )
     if any(row.data.background for row in summary.rows):
         lines.append(
-            "Calls and tokens include the work beside the requests (making cache entries). Cache Gen.: entries "
-            "accepted/attempted. After warm-up: requests that came after the last new entry."
+            "Calls and tokens include the work beside the requests (making cache entries). Cache Gen.: "
+            "entries accepted/attempted. After warm-up: requests that came after the last new entry."
         )
     if any(row.twin for row in summary.rows):
         lines.append(
-            "+SpecDec rows: the small model drafts for the target. Their twin is the plain row of the same method."
+            "+SpecDec rows: the small model drafts for the target. Their twin is the plain row of the same "
+            "method."
         )
     if any(row.unranked for row in summary.rows):
         lines.append("A row below 99 % coverage is not ranked.")
