@@ -117,6 +117,12 @@ class Served:
             assert reply.status == 200
             return await (reply.json() if reply.content_type == "application/json" else reply.text())
 
+    async def background(self) -> list[dict[str, Any]]:
+        """Wait until nothing works beside the requests, and return what did."""
+        told = await self.get("/admin/background?wait_s=20")
+        assert told["running"] == 0
+        return told["finished"]
+
     async def events(self) -> list[Any]:
         return (await self.get("/admin/cache"))["events"]
 

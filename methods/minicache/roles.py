@@ -110,7 +110,8 @@ class Roles:
             # The runner-up differs from the best in at least one variable: forbid each in turn.
             barred = scores.copy()
             barred[row, column] = _NEVER
-            clear = clear and total - barred[range(len(best)), _best(barred)].sum() >= self._margin
+            rival = barred[range(len(best)), _best(barred)].sum()
+            clear = clear and bool(total - rival >= self._margin)
         written = list(phrases)
         return {name: written[column] for name, column in zip(names, best, strict=True)}, clear
 

@@ -17,7 +17,7 @@ Values = dict[str, float | int | str]
 """Arguments of a cached program, by name."""
 
 _MAX_TEXT = 200
-_LEAD = re.compile(r"^[^\d.+-]+")
+_LEAD = re.compile(r"^[^\d.]+")
 _TRAIL = re.compile(r"(?:\)|\s*(?:[A-Z]{2,3}|[$€£¥₹])\)?)$")
 _DAYS = {"day": 1.0, "week": 7.0, "month": 365 / 12, "quarter": 365 / 4, "year": 365.0}
 _TIME = re.compile(r"\b(day|week|month|quarter|year)s?\b", re.IGNORECASE)
@@ -49,13 +49,11 @@ def spans_of(text: str) -> list[Span]:
     folded = normalise(text)
     found: dict[str, Span] = {}
     for quantity in scan(folded):
-        written = _TRAIL.sub("", _LEAD.sub("", folded[quantity.start : quantity.end].strip()))
+        if quantity.number < 0 and _no_minus(folded, quantity.start):
+            quantity = replace(quantity, exact=-quantity.exact, number=-quantity.number)
+        digits = _TRAIL.sub("", _LEAD.sub("", folded[quantity.start : quantity.end].strip()))
+        written = f"-{digits}" if quantity.number < 0 else digits
         after = _TIME_AFTER.match(folded, quantity.end)
-        if quantity.number < 0 and not written.startswith("-"):
-            if _no_minus(folded, quantity.start):
-                quantity = replace(quantity, exact=-quantity.exact, number=-quantity.number)
-            else:
-                written = f"-{written}"
         found.setdefault(written, Span(written, quantity, after[1].lower() if after else None))
     return list(found.values())
 

@@ -117,6 +117,9 @@ async def test_every_engine_call_is_in_the_trace(name: str) -> None:
             assert answer.usage["completion_tokens"] == sum(call["tokens_out"] for call in answer.calls)
             assert answer.usage["prompt_tokens"] == sum(call["tokens_in"] for call in answer.calls)
             seen += len(answer.calls)
+        for work in await service.background():
+            assert work["outcome"] == "ok" and work["details"]
+            seen += len(work["calls"])
         assert sum(len(service.requests(role)) for role in service.engines) == seen > 0
 
 
@@ -155,6 +158,7 @@ async def test_the_state_survives_a_restart_and_a_move(name: str, tmp_path: Path
     original, copy = tmp_path / "state.jsonl", tmp_path / "copy.jsonl"
     async with served(name, state=original) as service:
         first = [said(await service.chat(question(i))) for i in warm]
+        await service.background()
         events = await service.events()
         if not isinstance(service.method, Stateful):
             assert events == [] and not original.exists()
@@ -164,6 +168,7 @@ async def test_the_state_survives_a_restart_and_a_move(name: str, tmp_path: Path
         json.dumps(events, allow_nan=False)
         shutil.copy(original, copy)
         expected = [said(await service.chat(question(i))) for i in probes]
+        await service.background()
         after = await service.events()
 
         assert (await service.post({}, "/admin/reset")).status == 200
@@ -174,6 +179,7 @@ async def test_the_state_survives_a_restart_and_a_move(name: str, tmp_path: Path
         assert put.status == 200
         assert await service.events() == events
         assert [said(await service.chat(question(i))) for i in probes] == expected
+        await service.background()
         assert await service.events() == after
 
     for journal in (copy, original):  # replayed change by change, and from what was put
@@ -181,6 +187,7 @@ async def test_the_state_survives_a_restart_and_a_move(name: str, tmp_path: Path
             if journal == copy:
                 assert await restarted.events() == events
                 assert [said(await restarted.chat(question(i))) for i in probes] == expected
+                await restarted.background()
             assert await restarted.events() == after
             await restarted.post({}, "/admin/reset")
             assert [said(await restarted.chat(question(i))) for i in warm] == first
