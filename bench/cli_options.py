@@ -108,4 +108,6 @@ def profile_with(name: str, url: str | None, model: str | None, settings: Sequen
         data["pair"]["target"] = {"kind": "openai", "url": url, "model": model}
     elif model is not None:
         data["pair"]["target"]["model"] = model
+    if url is not None or model is not None:
+        data["pair"]["specdec"] = None  # of the profile's own target
     return validate(Profile, apply_overrides(data, settings), "--set" if settings else f"profile {name}")

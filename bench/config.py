@@ -79,6 +79,12 @@ class EngineConfig(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     script: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _drafter_is_ours_to_load(self) -> EngineConfig:
+        if self.drafter is not None and self.kind != "llamacpp":
+            raise ValueError(f"`drafter` is for llamacpp; a server of kind {self.kind} brings its own")
+        return self
+
 
 class PairConfig(Strict):
     """A target engine and, where a method needs one, a small engine.
@@ -87,20 +93,32 @@ class PairConfig(Strict):
         target: The target.
         small: The small engine.
         specdec: The target with speculative decoding, for methods named ``…+specdec``; None makes it of the
-            target and the small model where both are llamacpp engines.
+            target, with its ``draft_max``, and the small model where both are llamacpp engines.
     """
 
     target: EngineConfig
     small: EngineConfig | None = None
     specdec: EngineConfig | None = None
 
+    @model_validator(mode="after")
+    def _only_specdec_is_drafted(self) -> PairConfig:
+        # Else rows that are not named +specdec would be measured with it.
+        for role, engine in (("target", self.target), ("small", self.small)):
+            if engine is not None and engine.drafter is not None:
+                raise ValueError(f"{role}.drafter: set specdec.drafter, and run the method as METHOD+specdec")
+        target, twin = self.target, self.specdec
+        if twin is not None and {target.kind, twin.kind} == {"llamacpp"} and twin.model != target.model:
+            raise ValueError(f"specdec.model: it must be the target's, {target.model!r}")
+        return self
+
     def speculative(self) -> EngineConfig | None:
         """Return the target with speculative decoding; None where the pair has none."""
-        if self.specdec is not None or self.small is None:
+        twin = self.specdec or self.target
+        if twin.kind != "llamacpp":
             return self.specdec
-        if {self.target.kind, self.small.kind} != {"llamacpp"}:
-            return None
-        return self.target.model_copy(update={"drafter": self.small.model})
+        if twin.drafter is None and self.small is not None and self.small.kind == "llamacpp":
+            twin = twin.model_copy(update={"drafter": self.small.model})
+        return twin if twin.drafter is not None else None
 
 
 class SelectionConfig(Strict):

@@ -45,7 +45,7 @@ class Encoder(Protocol):
         ...
 
     async def embed(self, texts: Sequence[str], *, whole: bool = True) -> list[Embedding]:
-        """Embed texts; calls that come at the same time share a batch, and none blocks the event loop.
+        """Embed texts off the event loop, one call after the other.
 
         Args:
             texts: Any strings, the empty one included.

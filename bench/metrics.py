@@ -459,8 +459,10 @@ def _drafts(cell: CellData) -> list[CallRecord]:
 
 @_metric("acceptance_length", "Acceptance length", "tokens", "higher", 2)
 def _acceptance_length(cell: CellData) -> float | None:
-    """Completion tokens per decoding step of the target: tokens / (tokens − accepted drafts), over the target
-    calls that were drafted for. 1 means that no draft helped. No value without speculative decoding.
+    """Completion tokens per decoding step of the target: tokens / (tokens − accepted drafts), summed over
+    the target calls that were drafted for, those of work beside the requests included. A step checks some
+    drafts and adds one token of its own; the prompt's step, which gives the first token, counts. 1 means that
+    no draft helped. No value without speculative decoding.
     """
     known = [c for c in _drafts(cell) if c.tokens_out is not None and c.tokens_accepted is not None]
     tokens = sum(call.tokens_out or 0 for call in known)

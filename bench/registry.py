@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -100,13 +100,15 @@ def variant(name: str) -> Variant:
     Raises:
         UsageError: No such method.
     """
-    if name.endswith(SPECDEC):
-        return replace(variant(name.removesuffix(SPECDEC)), specdec=True)
-    if name in VARIANTS:
-        return Variant(*VARIANTS[name])
-    if name not in names("method"):
-        raise UsageError(f'There is no method "{name}".{did_you_mean(name, names("method"))}')
-    return Variant(name, {})
+    plain = name.removesuffix(SPECDEC)
+    specdec = plain != name
+    if plain in VARIANTS:
+        return Variant(*VARIANTS[plain], specdec=specdec)
+    known = names("method")
+    if plain not in known:
+        wanted, suffix = (name, SPECDEC) if "+" in name else (plain, "")
+        raise UsageError(f'There is no method "{name}".{did_you_mean(wanted, [n + suffix for n in known])}')
+    return Variant(plain, {}, specdec)
 
 
 def _plugins(kind: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,10 +80,15 @@ class CentroidIndex:
         scores: Vector = self._units[: len(self._counts)] @ vector
         return scores
 
-    def nearest(self, vector: Vector) -> tuple[int, float] | None:
-        """Return the row of the highest cosine (the first of equals) and that cosine; None without rows."""
-        if not self._counts:
+    def nearest(self, vector: Vector, rows: Sequence[int] | None = None) -> tuple[int, float] | None:
+        """Return the row of the highest cosine (the first of equals) and that cosine; None without rows.
+
+        Args:
+            vector: Unit length, shape (dimensions,).
+            rows: The rows to look at; None means all.
+        """
+        if not self._counts or rows == []:
             return None
         scores = self.scores(vector)
-        row = int(scores.argmax())
+        row = int(scores.argmax()) if rows is None else rows[int(scores[rows].argmax())]
         return row, min(1.0, max(-1.0, float(scores[row])))

@@ -21,6 +21,7 @@ __all__ = [
     "Comparison",
     "PaperValues",
     "Summary",
+    "Twin",
     "display_name",
     "source_label",
     "summarize",
@@ -98,7 +99,8 @@ class Twin:
     """A ``+specdec`` cell against the plain cell of the same method, paired by sample and repeat.
 
     Attributes:
-        flips: Share of samples whose answers differ. In theory none: speculative decoding changes no token.
+        flips: Share of samples whose answers (what grading extracted; the reply, where nothing was graded)
+            differ. In theory none: speculative decoding changes no token.
         speedup: Plain mean latency / this one's; above 1 is faster.
     """
 
@@ -264,7 +266,7 @@ def _row(
     cell, workload = cells[str(config["id"])], str(config["workload"])
     method = str(config.get("label") or config["method"])
     base = baseline_cell(run, workload)
-    plain = f"{workload}+{method.removesuffix(SPECDEC)}" if method.endswith(SPECDEC) else None
+    plain = _twin_cell(run, config)
     keys = [
         "accuracy",
         "accuracy_completed",
@@ -290,7 +292,7 @@ def _row(
         unranked=_unranked(cell),
         comparison=None if base is None or is_baseline else _compare(cell, cells[base]),
         paper=_paper_values(paper.get(workload), method, run),
-        twin=_against_twin(cell, cells[plain]) if plain is not None and plain in cells else None,
+        twin=None if plain is None else _against_twin(cell, cells[plain]),
     )
 
 
@@ -327,17 +329,30 @@ def _compare(cell: CellData, base: CellData) -> Comparison | None:
     return Comparison(speedup, difference, p, None, len(set(_clusters(pairs))), warm_speedup)
 
 
+def _twin_cell(run: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """Return the id of the plain cell of a ``+specdec`` cell's method; unlabelled cells go first."""
+    method = str(config["method"])
+    if not method.endswith(SPECDEC):
+        return None
+    wanted = {**config, "method": method.removesuffix(SPECDEC)}
+    same = ("method", "workload", "method_config")
+    found = [c for c in run["config"]["cells"] if all(c.get(key) == wanted.get(key) for key in same)]
+    found.sort(key=lambda cell: cell.get("label") is not None)
+    return str(found[0]["id"]) if found else None
+
+
 def _against_twin(cell: CellData, twin: CellData) -> Twin | None:
     """Compare a ``+specdec`` cell with the plain one of the same method."""
     theirs = {(r.sample, r.repeat): r for r in twin.answered}
     pairs = [(r, theirs[r.sample, r.repeat]) for r in cell.answered if (r.sample, r.repeat) in theirs]
     if not pairs:
         return None
-    flips = sum(_answer(ours) != _answer(plain) for ours, plain in pairs)
+    flips = sum(_answer(ours) != _answer(plain) for ours, plain in pairs) / len(pairs)
+    distinct = len({ours.question for ours, _ in pairs})
     speedup = paired_ratio(
         [plain.latency_ns for _, plain in pairs], [ours.latency_ns for ours, _ in pairs], _clusters(pairs)
     )
-    return Twin(wilson(flips, len(pairs)), speedup)
+    return Twin(wilson(flips * distinct, distinct), speedup)
 
 
 def _answer(record: Record) -> Any:

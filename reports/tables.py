@@ -298,8 +298,9 @@ def notes(summary: Summary) -> list[str]:
         )
     if any(row.twin for row in summary.rows):
         lines.append(
-            "+SpecDec rows: the small model drafts for the target. Their twin is the plain row of the same "
-            "method."
+            "+SpecDec rows: a small model drafts for the target. Their twin is the plain row of the same "
+            "method: paired, one run. An answer flipped where the extracted answers differ (the replies, "
+            "where nothing is graded); a cache that was filled at other moments flips answers, too."
         )
     if any(row.unranked for row in summary.rows):
         lines.append("A row below 99 % coverage is not ranked.")

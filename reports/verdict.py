@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.cells import CellData, baseline_cell, cells_of
 from bench.records import SCHEMA_VERSION, Record
+from bench.registry import SPECDEC
 
 __all__ = ["CHECKS", "MIN_COVERAGE", "Reason", "verdict"]
 
@@ -164,7 +165,7 @@ def _restarts(facts: _Facts) -> Iterator[Reason]:
 
 def _direct_hits(facts: _Facts) -> Iterator[Reason]:
     for config in facts.configs():
-        if config["method"] != "direct":
+        if config["method"].removesuffix(SPECDEC) != "direct":
             continue
         hits = len(facts.cells[str(config["id"])].hits)
         if hits:

@@ -94,12 +94,24 @@ def make_engines(config: PairConfig, names: Iterable[str]) -> dict[str, Engine]:
     for name in names:
         one = configs[name]
         if one is None:
-            what = "specdec" if name == SPECULATIVE else name
-            raise UsageError(
-                f"This profile has no {name} engine; set pair.{what} (see `reusebench run --help`)."
-            )
+            raise UsageError(_absent(name, config))
         engines[name] = engine_class(one.kind)(one, name)
     return engines
+
+
+def _absent(name: str, config: PairConfig) -> str:
+    if name != SPECULATIVE:
+        return f"This profile has no {name} engine; set pair.{name} (see `reusebench run --help`)."
+    kind = (config.specdec or config.target).kind
+    if kind == "llamacpp":
+        return (
+            "Speculative decoding needs a drafter: set pair.small to a llamacpp engine, or pair.specdec to "
+            "the target with a `drafter`."
+        )
+    return (
+        f"Speculative decoding is the business of the target's server, which is of kind {kind}: set "
+        "pair.specdec to an engine that serves the same model with it."
+    )
 
 
 @asynccontextmanager

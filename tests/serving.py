@@ -117,9 +117,9 @@ class Served:
             assert reply.status == 200
             return await (reply.json() if reply.content_type == "application/json" else reply.text())
 
-    async def background(self) -> list[dict[str, Any]]:
+    async def background(self, wait_s: float = 20) -> list[dict[str, Any]]:
         """Wait until nothing works beside the requests, and return what did."""
-        told = await self.get("/admin/background?wait_s=20")
+        told = await self.get(f"/admin/background?wait_s={wait_s}")
         assert told["running"] == 0
         return told["finished"]
 

@@ -29,7 +29,7 @@ class Group:
         exemplars: Clean misses, oldest first.
         entry: The cached program, or None.
         uncacheable: Whether no more generations are tried.
-        triggers: Generations that failed.
+        triggers: Generations that failed, or ended in a split; a group that leaves another inherits them.
         attempted, accepted: Entries that the target (or anti-unification) made, and those that passed.
         hits, refused: Requests that the entry answered, and those whose extraction was refused.
         refused_in_a_row: Refusals since the last hit.
@@ -92,7 +92,7 @@ class Groups:
         """Apply one change.
 
         Raises:
-            ValueError, KeyError, IndexError, TypeError: It is not one of ours.
+            ValueError, KeyError, TypeError: It is not one of ours.
         """
         operations = {
             "exemplar": self._exemplar,
@@ -113,12 +113,13 @@ class Groups:
         """Return the group of ``scope`` with the highest cosine, and that cosine; None without a group."""
         if self._scopes == {scope}:
             return self.index.nearest(vector)
-        own = [group.id for group in self.all if group.scope == scope]
-        if not own:
-            return None
-        scores = self.index.scores(vector)[own]
-        best = int(scores.argmax())
-        return own[best], float(scores[best])
+        return self.index.nearest(vector, [group.id for group in self.all if group.scope == scope])
+
+    def _of(self, event: StateEvent) -> Group:
+        number = event["group"]
+        if not 0 <= number < len(self.all):
+            raise ValueError(f"no group {number}")
+        return self.all[number]
 
     def _new(self, vector: str, scope: str, key: str | None) -> Group:
         group = Group(self.index.add(unpack_vector(vector)), self._nu, scope, key)
@@ -133,25 +134,25 @@ class Groups:
         if event["group"] is None:
             group = self._new(exemplar.vector, event["scope"], event["key"])
         else:
-            group = self.all[event["group"]]
+            group = self._of(event)
             self.index.update(group.id, unpack_vector(exemplar.vector))
         group.exemplars.append(exemplar)
         group.seen += 1
         del group.exemplars[: -self._most_exemplars]
 
     def _hit(self, event: StateEvent) -> None:
-        group = self.all[event["group"]]
+        group = self._of(event)
         self.index.update(group.id, unpack_vector(event["vector"]))
         group.hits += 1
         group.refused_in_a_row = 0
 
     def _refused(self, event: StateEvent) -> None:
-        group = self.all[event["group"]]
+        group = self._of(event)
         group.refused += 1
         group.refused_in_a_row += 1
 
     def _count(self, event: StateEvent) -> Group:
-        group = self.all[event["group"]]
+        group = self._of(event)
         group.attempted += event["attempted"]
         group.accepted += event["accepted"]
         group.summaries += event["summaries"]
@@ -170,7 +171,7 @@ class Groups:
         group.uncacheable = group.triggers >= self._most_triggers
 
     def _evict(self, event: StateEvent) -> None:
-        group = self.all[event["group"]]
+        group = self._of(event)
         group.entry = None
         group.summaries.append(event["reason"])
 
@@ -180,7 +181,9 @@ class Groups:
         leaving = [one for at, one in enumerate(group.exemplars) if at in moved]
         group.exemplars = [one for at, one in enumerate(group.exemplars) if at not in moved]
         group.seen = len(group.exemplars)
+        group.triggers += 1
         fresh = self._new(leaving[0].vector, group.scope, None)
+        fresh.triggers = group.triggers
         for exemplar in leaving[1:]:
             self.index.update(fresh.id, unpack_vector(exemplar.vector))
         fresh.exemplars = leaving

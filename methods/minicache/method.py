@@ -212,11 +212,13 @@ class MiniCache:
                 except Refused as refused:
                     reason = f"refused: {refused}"
                     shown["refused"] = str(refused)
-                    self._note_refusal(group.id, entry, reason, context)
+                    if self._has(group):
+                        self._note_refusal(group.id, entry, reason, context)
                 else:
                     shown |= found
-                    context.commit({"op": "hit", "group": group.id, "vector": pack_vector(route.vector)})
-                    self._shadow(group.id, entry, request, answer, context)
+                    if self._has(group):
+                        context.commit({"op": "hit", "group": group.id, "vector": pack_vector(route.vector)})
+                        self._shadow(group.id, entry, request, answer, context)
                     cache = CacheEvent("program", key=entry.id, similarity=route.similarity, reason="entry")
                     return Reply(answer, cache, details=shown)
         cache = CacheEvent("miss", key=key, similarity=route.similarity, reason=reason)
@@ -255,6 +257,10 @@ class MiniCache:
             return None, None
         group, similarity = nearest
         return (group if similarity >= self._tau else None), similarity
+
+    def _has(self, group: Group) -> bool:
+        """Tell whether the state still has a group: it may have been emptied while the small model worked."""
+        return group.id < len(self._groups.all) and self._groups.all[group.id] is group
 
     async def _hit(
         self, entry: Entry, group: Group, text: str, context: Context
@@ -295,7 +301,8 @@ class MiniCache:
         entry.template.schema(spans)  # refuses a request with too few values before anything is asked
         fitting, clear = None, False
         if self.config.choices == "fitting" and entry.template.numbers:
-            assigned = await self._roles.assignment(entry.template.numbers, shots, text)
+            with context.trace.stage("roles"):
+                assigned = await self._roles.assignment(entry.template.numbers, shots, text)
             fitting, clear = assigned or (None, False)
         only = fitting if clear else None
         decided = only is not None and len(only) == len(entry.template.variables)
@@ -444,7 +451,7 @@ class MiniCache:
             if self.config.reflection and attempt + 1 < self.config.retries:
                 fresh.append(await self._reflect(entry, failures, context))
                 tried["summary"] = fresh[-1]
-        moved = self._minority(exemplars, spans) if self.config.split else []
+        moved = self._minority(group)
         change = {"group": group.id, "attempted": len(attempts), "accepted": 0, "summaries": fresh}
         if moved:
             context.commit({"op": "split", "moved": moved, **change})
@@ -585,9 +592,19 @@ class MiniCache:
                 shapes.setdefault(shape, []).append(at)
         return list(shapes.values())
 
-    def _minority(self, exemplars: Sequence[Exemplar], spans: Sequence[Sequence[Span]]) -> list[int]:
-        """Return the exemplars that need another program than the most do, if at least two agree on it."""
-        several = [found for found in self._shapes(exemplars, spans) if len(found) >= 2]
+    def _minority(self, group: Group) -> list[int]:
+        """Return the exemplars that need another program than the most do, if at least two agree on it.
+
+        None where a split would not help: a template's name would never lead to the new group, and each
+        split counts as a failed trigger, lest a group that keeps mixing requests is split for ever.
+        """
+        if not self.config.split or self.config.grouping == "template":
+            return []
+        if group.triggers + 1 >= self.config.triggers:
+            return []
+        # Those of now: others came, and old ones went, while the entry was written.
+        spans = [spans_of(one.request) for one in group.exemplars]
+        several = [found for found in self._shapes(group.exemplars, spans) if len(found) >= 2]
         several.sort(key=len, reverse=True)
         return several[1] if len(several) > 1 else []
 

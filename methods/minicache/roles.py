@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,11 +117,7 @@ class Roles:
         return {name: written[column] for name, column in zip(names, best, strict=True)}, clear
 
     async def _phrases(self, name: str, shots: Sequence[tuple[str, Mapping[str, str]]]) -> list[Vector]:
-        texts = []
-        for request, values in shots:
-            around = phrases_of(request)
-            spans = [span for span in spans_of(request) if span.text == values.get(name)]
-            texts += [around.get(span.quantity.start, "#") for span in spans]
+        texts = [text for request, values in shots for text in _beside(request, values.get(name))]
         return await self._vectors(texts)
 
     async def _vectors(self, texts: Sequence[str]) -> list[Vector]:
@@ -133,6 +130,14 @@ class Roles:
                 self._known.clear()
             self._known |= known
         return [known[text] for text in texts]
+
+
+@lru_cache(maxsize=_MOST_KNOWN)  # an entry's few requests are asked about at each of its hits
+def _beside(request: str, written: str | None) -> tuple[str, ...]:
+    """Return the words around what a variable took in a request."""
+    around = phrases_of(request)
+    spans = [span for span in spans_of(request) if span.text == written]
+    return tuple(around.get(span.quantity.start, "#") for span in spans)
 
 
 def _similarity(own: Sequence[Vector], vector: Vector) -> float:

@@ -54,7 +54,10 @@ def spans_of(text: str) -> list[Span]:
         digits = _TRAIL.sub("", _LEAD.sub("", folded[quantity.start : quantity.end].strip()))
         written = f"-{digits}" if quantity.number < 0 else digits
         after = _TIME_AFTER.match(folded, quantity.end)
-        found.setdefault(written, Span(written, quantity, after[1].lower() if after else None))
+        time = after[1].lower() if after else None
+        if after and written in found and found[written].time != time:  # 12 years, and 12 months
+            written += after[0]
+        found.setdefault(written, Span(written, quantity, time))
     return list(found.values())
 
 

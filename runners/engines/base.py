@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.config import EngineConfig
+from bench.registry import SPECDEC
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "place"]
+
+
+def place(role: str) -> str:
+    """Return where an engine's settings stand in a configuration."""
+    return "pair.specdec" if role.endswith(SPECDEC) else f"pair.{role}"
 
 
 class Engine(Protocol):

@@ -20,6 +20,7 @@ import aiohttp
 from bench.config import EngineConfig
 from bench.errors import EngineUnavailable, UsageError
 from runners import models
+from runners.engines.base import place
 from runners.engines.control import Answer, request
 
 __all__ = ["LlamaCppEngine", "default_threads"]
@@ -57,7 +58,7 @@ class LlamaCppEngine:
         """
         if config.model is None:
             known = ", ".join(models.catalogue())
-            raise UsageError(f"pair.{role}.model is missing: name one of the store's models ({known}).")
+            raise UsageError(f"{place(role)}.model is missing: name one of the store's models ({known}).")
         self.config = config
         self.role = role
         self.model: str | None = config.model

@@ -73,6 +73,8 @@ def _serve(settings: dict[str, Any]) -> Any:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         params.speculative.draft.mparams.path = settings["drafter"]
         params.speculative.draft.n_max = settings["draft_max"]
+        params.speculative.draft.cpuparams.n_threads = settings["threads"]
+        params.speculative.draft.cpuparams_batch.n_threads = settings["threads"]
     params.ui = False
     params.verbosity = 2  # warnings and errors
     try:

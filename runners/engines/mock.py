@@ -27,6 +27,7 @@ from aiohttp import web
 
 from bench.config import EngineConfig, read_toml, validate
 from bench.errors import EngineUnavailable, UsageError
+from runners.engines.base import place
 from runners.engines.mock_script import Rule, Script, Turn, prompt_text
 
 __all__ = ["MockEngine", "MockServer"]
@@ -157,7 +158,7 @@ class MockServer:
         if rule.reasoning:
             message["reasoning_content"] = turn.joined("reasoning_content")
         choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": None}
-        body = {**self._frame("chat.completion"), "choices": [choice], "usage": turn.usage}
+        body = {**self._frame("chat.completion"), "choices": [choice], **turn.accounts}
         if rule.fault == "cut_stream":
             raw = json.dumps(body).encode()
             cut = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -192,7 +193,7 @@ class MockServer:
             if rule.fault != "role_only":
                 events.append(event({}, turn.finish_reason))
             if turn.with_usage:
-                events.append(_event({**frame, "choices": [], "usage": turn.usage}))
+                events.append(_event({**frame, "choices": [], **turn.accounts}))
             events.append(b"data: [DONE]\n\n")
         elif rule.fault == "error_event":
             events.append(_event(_error_body("scripted error", 500)))
@@ -252,7 +253,7 @@ class MockEngine:
         self.config = config
         self.role = role
         self.model: str | None = config.model or "mock"
-        self._script = validate(Script, config.script, f"pair.{role}.script")
+        self._script = validate(Script, config.script, f"{place(role)}.script")
         self._server = MockServer(self._script, self.model)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -31,6 +31,7 @@ class Rule(BaseModel):
             ``stall`` (half a stream, then silence); ``empty`` (a whole reply without text);
             ``role_only`` (a stream of the role's delta alone, with no finish reason).
         times: How many matching requests the rule answers; None means all.
+        drafted, accepted: Counts of a pretended drafter, given as llama.cpp gives them; None: no drafter.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +44,8 @@ class Rule(BaseModel):
     token_delay_s: float = Field(default=0.0, ge=0)
     fault: Fault | None = None
     times: int | None = Field(default=None, ge=1)
+    drafted: int | None = Field(default=None, ge=0)
+    accepted: int | None = Field(default=None, ge=0)
 
     @field_validator("match")
     @classmethod
@@ -112,6 +115,12 @@ class Turn:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+
+    @property
+    def accounts(self) -> dict[str, Any]:
+        """What the end of a reply tells of its making: `usage`, and `timings` where a drafter was at work."""
+        counts = {"draft_n": self.rule.drafted, "draft_n_accepted": self.rule.accepted}
+        return {"usage": self.usage} | ({} if self.rule.drafted is None else {"timings": counts})
 
     def joined(self, kind: str) -> str:
         """Return the whole text of one field of the message."""

@@ -12,6 +12,7 @@ import aiohttp
 
 from bench.config import EngineConfig
 from bench.errors import EngineUnavailable, UsageError, did_you_mean
+from runners.engines.base import place
 from runners.engines.control import Answer, request
 
 __all__ = ["OpenAIEngine"]
@@ -155,7 +156,7 @@ class OpenAIEngine:
 
 
 def _checked_url(url: str | None, role: str) -> str:
-    where = f"pair.{role}.url"
+    where = f"{place(role)}.url"
     if not url:
         raise UsageError(
             f"{where} is missing: an engine of kind openai needs its base URL, such as http://127.0.0.1:8000/v1."

@@ -95,6 +95,49 @@ def test_instruction_of_the_built_in_frame_has_no_boilerplate():
 
 
 @pytest.mark.parametrize(
+    ("text", "views"),
+    [
+        (
+            MARGIN,
+            [
+                ("Margin M: Formula: M = (P / R) × 100, Explanation: P: profit, R: revenue.", 0.6),
+                ("Profit is # and revenue is #.", 0.4),
+            ],
+        ),
+        (RATIO, [("Ratio: Formula: R = A / B, Explanation: -.", 0.6), ("# by #?", 0.4)]),
+        ("What is €1,200 at 5% after 2 years?", [("What is # at # after # years?", 1.0)]),
+        ("No number?", [("No number?", 1.0)]),
+        ("", [("", 1.0)]),
+    ],
+)
+def test_views_say_which_computation_is_asked_for(text, views):
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": text})
+    found = FORMULA.task.views(messages)
+    assert [text for text, _ in found] == [text for text, _ in views]
+    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in views])
+
+
+def test_views_of_requests_that_differ_in_their_numbers_are_the_same():
+    def views(text):
+        return FORMULA.task.views(({"role": "user", "content": text},))
+
+    other = MARGIN.replace("is 4", "is $4.5 million").replace("is 10", "is (1,200)")
+    assert other != MARGIN and views(other) == views(MARGIN)
+    assert views(MARGIN.replace("Profit is", "Loss is")) != views(MARGIN)
+    assert views(MARGIN.replace("(P / R)", "(R / P)"))[1] == views(MARGIN)[1]
+    assert views(MARGIN.replace("(P / R)", "(R / P)"))[0] != views(MARGIN)[0]
+
+
+def test_the_template_s_key_is_the_formula_s_name():
+    def key(text):
+        return FORMULA.task.template_key(({"role": "user", "content": text},))
+
+    assert (key(MARGIN), key(RATIO), key("What is 1 / 2?")) == ("Margin M", "Ratio", None)
+    samples, _ = FORMULA.load(Selection(n=40))
+    assert [FORMULA.task.template_key(each.messages) for each in samples] == [each.group for each in samples]
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (12, "12.00"),

@@ -301,7 +301,7 @@ async def test_the_real_target_s_programs_hit_on_template_like_requests(tmp_path
             )
             for one in [one for one in REQUESTS if one["template"] == first]:
                 answer = await served.chat(instructions + one["request"], temperature=0, max_tokens=64)
-                await served.background()
+                await served.background(wait_s=240)
                 kinds.append(answer.cache["kind"])
                 right += answer.cache["kind"] == "program" and one["price"] in answer.text
             hits = kinds.count("program")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,13 +94,13 @@ def purpose_of(body: Mapping[str, Any]) -> str:
     return "program" if "Reply with the Python program only" in body["messages"][-1]["content"] else "answer"
 
 
-def play(body: Mapping[str, Any]) -> str:
+def play(body: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> str:
     """Reply as a pair of models that makes no mistake."""
     text = str(body["messages"][-1]["content"])
     purpose = purpose_of(body)
     if purpose in ("reflect", "answer"):
         return "Mind the total."
-    kind = next(kind for kind in KINDS if kind.pattern.search(text))
+    kind = next(kind for kind in kinds if kind.pattern.search(text))
     if purpose == "extract":
         return json.dumps(kind.values(text))
     return kind.program(text) if purpose == "program" else kind.entry()
@@ -212,7 +213,8 @@ async def test_misses_become_a_program_that_answers_without_the_target() -> None
             assert (hit.cache["key"], hit.cache["similarity"]) == ("group-0/1", pytest.approx(1))
             assert purposes(hit) == ["extract"]
             assert hit.details["values"] == {"held": 33, "total": 44}
-            assert [name for name, *_ in hit.extension["stages"]] == ["embed", "route", "extract", "execute"]
+            stages = [name for name, *_ in hit.extension["stages"]]
+            assert stages == ["embed", "route", "extract", "roles", "execute"]
         assert len(pair.target.bodies) == before
 
         (other,) = await asked(service, FEES, (3, 5))
@@ -484,12 +486,14 @@ async def test_a_reset_ends_what_is_under_way() -> None:
         assert (await group(service))["state"] == "cached"
 
 
-async def test_a_group_that_needs_two_programs_becomes_two() -> None:
-    def program(body: Mapping[str, Any]) -> str:
-        text = body["messages"][-1]["content"]
-        return SHARE.program(text, "total - held" if int(SHARE.values(text)["held"]) % 2 else None)
+def odd_ones_differ(body: Mapping[str, Any]) -> str:
+    """One wording that stands for two computations."""
+    text = body["messages"][-1]["content"]
+    return SHARE.program(text, "total - held" if int(SHARE.values(text)["held"]) % 2 else None)
 
-    pair = Pair(program=program)
+
+async def test_a_group_that_needs_two_programs_becomes_two() -> None:
+    pair = Pair(program=odd_ones_differ)
     async with minicache(pair, nu=4, retries=1) as service:
         await asked(service, SHARE, (20, 80), (45, 90), (12, 60), (7, 70))
         (work,) = await service.background()
@@ -497,9 +501,62 @@ async def test_a_group_that_needs_two_programs_becomes_two() -> None:
         first, second = await group(service, 0), await group(service, 1)
         assert first["exemplars"] == [SHARE.request(20, 80), SHARE.request(12, 60)]
         assert second["exemplars"] == [SHARE.request(45, 90), SHARE.request(7, 70)]
-    async with minicache(Pair(program=program), nu=4, retries=1, split=False) as service:
+    async with minicache(Pair(program=odd_ones_differ), nu=4, retries=1, split=False) as service:
         await asked(service, SHARE, (20, 80), (45, 90), (12, 60), (7, 70))
         assert (await service.get("/admin/stats"))["state"]["groups"] == 1
+
+
+async def test_a_split_takes_the_exemplars_of_its_own_time() -> None:
+    """Some went, and others came, while the entry was written."""
+    pair = Pair(program=odd_ones_differ, generate=lambda body: "None.")
+    pair.gates["generate"] = asyncio.Event()
+    async with minicache(pair, nu=4, max_exemplars=4, retries=1) as service:
+        for a in (1, 2, 3, 4, 6, 8, 7):
+            await service.chat(SHARE.request(a, 60))
+        pair.gates["generate"].set()
+        await service.background()
+        shown = await group(service)
+        assert shown["exemplars"] == [SHARE.request(a, 60) for a in (4, 6, 8, 7)]
+        assert shown["failed_triggers"] == 1  # only one odd one is left: there is nothing to split
+
+
+async def test_a_group_that_keeps_mixing_requests_is_not_split_for_ever() -> None:
+    pair = Pair(program=odd_ones_differ, generate=lambda body: "None.")
+    for name, groups in (("minicache", 3), ("minicache-oracle-groups", 1)):
+        async with minicache(pair, name, nu=4, beta=1, retries=1) as service:
+            for a in (1, 3, *range(2, 60, 2)):
+                text = SHARE.request(a, 90)
+                if name == "minicache-oracle-groups":
+                    text = FRAMED.format(name="Share", text=text)
+                assert (await service.chat(text)).ok
+                await service.background()
+            stats = (await service.get("/admin/stats"))["state"]
+            assert stats["groups"] == groups
+            assert (await group(service))["state"] == "uncacheable"
+
+
+async def test_a_reset_while_a_hit_is_under_way_leaves_an_empty_state(tmp_path: Path) -> None:
+    state = tmp_path / "state.jsonl"
+    for said, kind in ((None, "program"), ("{}", "miss")):
+        pair = Pair()
+        async with serving("minicache", task=FORMULA, state=state) as service, pair:
+            service.service.endpoints = pair.endpoints
+            await asked(service, SHARE, *WARM)
+            pair.gates["extract"] = asyncio.Event()
+            if said is not None:
+                pair.own["extract"] = lambda body, said=said: said
+            under_way = asyncio.create_task(service.chat(SHARE.request(33, 44)))
+            before = len(pair.small.bodies)
+            await until(lambda: len(pair.small.bodies) > before)
+            await service.post({}, "/admin/reset")
+            pair.gates["extract"].set()
+            answer = await under_way
+            assert (answer.text, answer.cache["kind"]) == ("75.00", kind)
+            left = await service.events()
+            assert [event["state"]["refused"] for event in left] == ([] if said is None else [0])
+        async with serving("minicache", task=FORMULA, state=state) as again:
+            assert await again.events() == left
+            await again.post({}, "/admin/reset")
 
 
 # Variants
@@ -537,7 +594,7 @@ async def test_where_programs_have_nothing_in_common_the_target_is_asked() -> No
 async def test_a_pattern_takes_the_place_of_the_small_model() -> None:
     before = 'PATTERN = r"holds (?P<held>\\d+) units out of a total of (?P<total>\\d+)"\n'
     pair = Pair(generate=lambda body: SHARE.entry(before=before))
-    async with minicache(pair, "minicache-no-small-model") as service:
+    async with minicache(pair, "minicache-no-small-model", tau=0.5) as service:
         await asked(service, SHARE, *WARM)
         assert "PATTERN" in pair.target.bodies[-1]["messages"][0]["content"]
         hit = await service.chat(SHARE.request(33, 44))

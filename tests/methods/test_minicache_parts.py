@@ -25,7 +25,7 @@ from methods.minicache.generation import (
 from methods.minicache.groups import Groups
 from methods.minicache.roles import Roles, phrases_of
 from methods.minicache.template import Refused, Template, Variable, spans_of
-from methods.routing import CentroidIndex, pack_vector, unpack_vector
+from methods.routing import pack_vector, unpack_vector
 from tests.encoding import HashEncoder
 from tests.serving import QuickExecutor
 
@@ -61,6 +61,17 @@ def test_a_span_knows_the_unit_of_time_after_it() -> None:
         "quarter",
         None,
     ]
+
+
+def test_one_number_of_two_units_of_time_is_two_spans() -> None:
+    spans = spans_of("5 funds for 12 years, then 12 months, 5 quarters and 12 more years")
+    assert [(span.text, span.time) for span in spans] == [
+        ("5", None),
+        ("12", "year"),
+        ("12 months", "month"),
+        ("5 quarters", "quarter"),
+    ]
+    assert bind({"term": "12 months"}, "12 years, then 12 months", TERM) == {"term": 1}
 
 
 def bind(answer: Any, text: str, *variables: Variable) -> dict[str, Any]:
@@ -426,49 +437,45 @@ def test_a_group_splits_into_two() -> None:
     state.apply({"op": "split", "moved": [1, 3], **counted()})
     assert [[one.request for one in group.exemplars] for group in state.all] == [["r0", "r2"], ["r1", "r3"]]
     assert [group.seen for group in state.all] == [2, 2]
+    assert [group.triggers for group in state.all] == [1, 1]
     assert state.index.count(1) == 2
 
 
-@pytest.mark.parametrize("event", [{"op": "explode"}, {"op": "hit", "group": 0}, {"op": "exemplar"}])
-def test_another_method_s_event_is_refused(event: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, ValueError, IndexError)):
-        groups().apply(event)
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"op": "explode"},
+        {"op": "hit", "group": 0},
+        {"op": "refused", "group": 1},
+        {"op": "evict", "group": -1, "reason": "r"},
+        {"op": "exemplar"},
+        {"kind": "put"},
+    ],
+)
+def test_an_event_that_does_not_fit_is_refused(event: dict[str, Any]) -> None:
+    state = groups()
+    if event.get("group"):
+        add(state, None, 1, 0, 0, 0)
+    with pytest.raises((KeyError, ValueError)):
+        state.apply(event)
 
 
-# Routing and roles
+def test_a_cosine_is_never_beyond_one_whatever_the_scopes() -> None:
+    chance = np.random.default_rng(2)
+    for _ in range(50):
+        state = Groups(96, nu=3, beta=2, most_triggers=3, most_exemplars=9)
+        vector = chance.normal(size=96).astype(np.float32)
+        vector /= np.linalg.norm(vector)
+        packed = pack_vector(vector)
+        for scope in ("a", "b"):
+            one = {"request": "r", "answer": "1", "program": None, "vector": packed}
+            state.apply({"op": "exemplar", "group": None, "scope": scope, "key": None, "exemplar": one})
+        found = [state.nearest(vector, scope) for scope in ("a", "b")]
+        assert [group for group, _ in found if group is not None] == [0, 1]
+        assert all(0.999 < cosine <= 1 for _, cosine in found)
 
 
-def test_centroids_are_running_means_and_the_search_is_exact() -> None:
-    chance = np.random.default_rng(1)
-    vectors = chance.normal(size=(60, 8)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index = CentroidIndex(8)
-    assert index.nearest(vectors[0]) is None
-    members: list[list[Any]] = []
-    for at, vector in enumerate(vectors):
-        if at < 20:
-            assert index.add(vector) == at
-            members.append([vector])
-        else:
-            index.update(at % 20, vector)
-            members[at % 20].append(vector)
-    means = np.array([np.mean(own, axis=0) for own in members])
-    expected = means @ vectors[3] / np.linalg.norm(means, axis=1)
-    found = index.nearest(vectors[3])
-    assert found is not None and found[0] == int(expected.argmax())
-    assert index.scores(vectors[3]) == pytest.approx(expected, abs=1e-5)
-    assert [index.count(row) for row in (0, 19)] == [3, 3] and len(index) == 20
-    again = CentroidIndex(8)
-    for row in range(20):
-        again.restore(index.total(row), index.count(row))
-    assert (again.scores(vectors[5]) == index.scores(vectors[5])).all()
-
-
-def test_vectors_survive_packing_to_the_bit() -> None:
-    vector = np.array([1e-30, -0.1, 3.4e38], dtype=np.float32)
-    assert (unpack_vector(pack_vector(vector)) == vector).all()
-    with pytest.raises(ValueError):
-        unpack_vector("no base64!")
+# Roles
 
 
 def test_the_words_around_a_value_are_its_clause() -> None:

@@ -17,7 +17,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("site")
     run, records = run_of(("direct", "pot", "exactcache", "minicache"), ("formula", "codetatqa"), n=20)
     write_report(root, run, records)
-    write_index(root, [(root, run, records)])
+    write_index(root, [(root, run, records, [])])
     return root
 
 

@@ -225,7 +225,7 @@ def test_the_index_links_relatively(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a b"
     run_dir.mkdir(parents=True)
     write_report(run_dir, run, records)
-    page = write_index(tmp_path / "out", [(run_dir, run, records)])
+    page = write_index(tmp_path / "out", [(run_dir, run, records, [])])
     assert 'href="../runs/a%20b/report/index.html"' in page.read_text()
     assert "No runs yet" in write_index(tmp_path / "empty", []).read_text()
 
@@ -262,7 +262,7 @@ def test_bad_input_renders(name: str, tmp_path: Path) -> None:
     assert "n/a" in html and len(html) < 3_000_000
     shown = re.sub(r'base64,[^"]*', "", html.split("<body>")[1].split("</main>")[0])
     assert not re.search(r"\b(nan|None|inf)\b", shown)
-    write_index(tmp_path, [(tmp_path, run, records)])
+    write_index(tmp_path, [(tmp_path, run, records, [])])
     Console(file=io.StringIO()).print(show(summarize(run, records)))
 
 
