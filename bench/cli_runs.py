@@ -315,7 +315,7 @@ def report(name: RunArgument, runs: RunsOption = RUNS) -> None:
 @app.command(
     epilog=examples(
         "reusebench reproduce",
-        "reusebench reproduce minicache-finance --profile laptop -n 320 --groups 16",
+        "reusebench reproduce minicache-finance --profile laptop -n 320 --groups 16 --twins 64",
         "reusebench reproduce --fresh",
     )
 )
@@ -325,6 +325,10 @@ def reproduce(
     n: Annotated[int | None, typer.Option("-n", min=1, help="Samples per cell, over the profile's.")] = None,
     groups: Annotated[
         int | None, typer.Option(min=1, help="Groups that they are drawn from, over the profile's.")
+    ] = None,
+    twins: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of each +specdec cell, from the first on, over the profile's."),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew instead of going on with a stopped run.")
@@ -340,7 +344,7 @@ def reproduce(
     from runners.session import Batch, begin, take_up
 
     chosen: list[tuple[Experiment, RunConfig]] = [
-        (declared, experiment_run(declared, profile(profile_name), settings or [], n, groups))
+        (declared, experiment_run(declared, profile(profile_name), settings or [], n, groups, twins))
         for declared in map(experiment, wanted or experiment_names())
     ]
     batch = Batch(runs, [config for _, config in chosen], fresh=fresh)

@@ -158,6 +158,7 @@ class Cell(Strict):
         method_config: The method's own settings, defaults filled in when the run is resolved.
         workload: Registered name.
         selection: Which samples.
+        first: Only so many of them, from the first on; None means all.
         concurrency: Requests in flight at most (closed loop; the runner here is sequential: 1).
         repeats: Passes over the samples.
         stream: Whether the runner asks the service for a stream (needed for TTFT).
@@ -169,6 +170,7 @@ class Cell(Strict):
     method_config: dict[str, Any] = Field(default_factory=dict)
     workload: str
     selection: SelectionConfig = SelectionConfig()
+    first: int | None = Field(default=None, ge=1)
     concurrency: Literal[1] = 1
     repeats: int = Field(default=1, ge=1)
     stream: bool = True
@@ -188,7 +190,8 @@ class Profile(Strict):
         name: ``laptop``, …
         description: One line for ``reusebench list``.
         pair: The engines.
-        sizes: Selection settings per experiment id, laid over the experiment's own.
+        sizes: Selection settings per experiment id, laid over the experiment's own; ``twins`` among them is
+            the experiment's.
     """
 
     name: str
@@ -208,6 +211,7 @@ class Experiment(Strict):
         workloads, methods: Their product is the cells.
         baseline: Method that ratios and paired tests are taken against.
         selection: Sample selection, laid under the profile's sizes.
+        twins: How many samples, from the first on, cells with speculative decoding take; None means all.
         paper_values: Path into ``paper_values.json`` per workload (for example ``minicache.formula``).
     """
 
@@ -219,6 +223,7 @@ class Experiment(Strict):
     methods: tuple[str, ...]
     baseline: str
     selection: dict[str, Any] = Field(default_factory=dict)
+    twins: int | None = Field(default=None, ge=1)
     paper_values: dict[str, str] = Field(default_factory=dict)
 
 

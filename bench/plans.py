@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.config import Experiment, Profile, RunConfig, apply_overrides, read_toml, validate
 from bench.errors import UsageError, did_you_mean
+from bench.registry import SPECDEC
 
 __all__ = ["experiment", "experiment_names", "experiment_run", "profile", "profile_names"]
 
@@ -46,6 +47,7 @@ def experiment_run(
     settings: Sequence[str] = (),
     n: int | None = None,
     groups: int | None = None,
+    twins: int | None = None,
 ) -> RunConfig:
     """Return the run that ``declared`` means at ``chosen``, with ``--set`` settings applied.
 
@@ -55,6 +57,7 @@ def experiment_run(
         settings: ``KEY=VALUE`` with dotted keys into the run's configuration.
         n: Samples per cell, over the profile's.
         groups: Groups that they are drawn from, over the profile's.
+        twins: Samples, from the first on, of each cell with speculative decoding, over the profile's.
 
     Raises:
         UsageError: A setting is wrong.
@@ -63,8 +66,15 @@ def experiment_run(
     for key, value in (("n", n), ("groups", groups)):
         if value is not None:
             selection[key] = value
+    sized = selection.pop("twins", declared.twins)
+    first = sized if twins is None else twins
     cells = [
-        {"method": method, "workload": one, "selection": selection}
+        {
+            "method": method,
+            "workload": one,
+            "selection": selection,
+            "first": first if method.endswith(SPECDEC) else None,
+        }
         for one in declared.workloads
         for method in declared.methods
     ]

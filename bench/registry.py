@@ -43,7 +43,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "pot-small": ("pot", {"engine": "small"}),
     "gencache-feedback": ("gencache", {"feedback": True}),
     "minicache-all-spans": ("minicache", {"choices": "all"}),
-    "minicache-antiunify": ("minicache", {"make": "antiunify", "ask": "open"}),
+    "minicache-antiunify": ("minicache", {"make": "antiunify"}),
     "minicache-oracle-groups": ("minicache", {"grouping": "template"}),
     "minicache-guarded": (
         "minicache",

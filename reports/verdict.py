@@ -144,8 +144,11 @@ def _pairing(facts: _Facts) -> Iterator[Reason]:
         first = baseline_cell(facts.run, workload)
         if first not in asked:
             first = next(iter(asked), None)
+        partly = {str(config["id"]) for config in facts.configs() if config.get("first")}
         for name, samples in asked.items():
-            if first is not None and samples != asked[first]:
+            if first is None or ((name in partly or first in partly) and samples & asked[first]):
+                continue
+            if samples != asked[first]:
                 yield Reason(
                     f"{name} and {first} asked different samples ({len(samples - asked[first])} only in the "
                     f"first, {len(asked[first] - samples)} only in the second), so they can't be paired.",

@@ -104,7 +104,8 @@ def plan(config: RunConfig) -> list[CellPlan]:
         if key not in loaded:
             one = workload(cell.workload)
             loaded[key] = (one, *one.load(cell.selection.selection()))
-        plans.append(CellPlan(cell, *loaded[key]))
+        one, samples, facts = loaded[key]
+        plans.append(CellPlan(cell, one, samples if cell.first is None else samples[: cell.first], facts))
     return plans
 
 

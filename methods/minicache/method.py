@@ -106,12 +106,14 @@ class MiniCache:
                 programs and asks the target only where they have too little in common.
             extraction: Who finds the variables: the ``small`` model, or a ``pattern``, a regular expression
                 that the target writes with the entry (the ablation without a small model).
-            choices: What the small model may choose from for a number. ``fitting`` (ours): where the words
-                around the request's values make their roles clear to the encoder, the one value that fits;
-                else every value of the request, and the two must agree. ``all``: always every value.
+            choices: What the small model may choose from for a number. ``all``: every value of the request.
+                ``fitting`` (ours): where the words around the request's values make their roles clear to the
+                encoder, the one value that fits; else every value, and the two must agree.
             margin: How much better than any other an assignment of values to variables must be for
                 ``fitting``, in summed similarity (ours).
-            ask: Ask the small model ``always``, or only where the choices leave something ``open`` (ours).
+            ask: Ask the small model ``always``, or only where the choices leave something ``open``: a schema
+                that allows a single answer has it already, and decoding what a grammar forces is wasted
+                (some engines jump over it; ours does not). Both give the same answers.
             shots: Solved requests shown to the small model (ours).
             validation: Whether entries are validated before they are installed.
             reflection: Whether failures are summarised for the next attempt.
@@ -143,7 +145,7 @@ class MiniCache:
         extraction: Literal["small", "pattern"] = "small"
         choices: Literal["fitting", "all"] = "fitting"
         margin: float = Field(default=0.1, ge=0)
-        ask: Literal["always", "open"] = "always"
+        ask: Literal["always", "open"] = "open"
         shots: int = Field(default=0, ge=0)
         validation: bool = True
         reflection: bool = True
@@ -529,8 +531,8 @@ class MiniCache:
         """Run an entry on exemplars; a pass is the exemplar's own answer.
 
         Returns:
-            The entry with the shots that its validation verified, whether each exemplar passed, and what
-            went wrong with the others.
+            The entry with the shots of those that passed, whether each exemplar passed, and what went wrong
+            with the others.
         """
         chosen = list(range(len(exemplars)))
         if len(chosen) > self.config.validation_exemplars:
@@ -551,27 +553,36 @@ class MiniCache:
         entry = replace(entry, shots=tuple(shots.items()))
         if not self.config.validation:
             return entry, [True] * len(chosen), list(failures.values())
-        with context.trace.stage("validate"):
-            for at in chosen:
-                if len(failures) > (1 - self.config.alpha) * len(chosen) + 1e-9:
-                    break  # it has failed, whatever the others say
-                if at in failures:
-                    continue
-                exemplar = exemplars[at]
-                # An exemplar's own values must not help to find them.
-                others = [shot for shot in entry.shots if shot[0] != exemplar.request]
-                try:
-                    values, _ = await self._values(entry, others, exemplar.request, context, validating=True)
-                    answer = await run_program(self._executor, self._task, entry.code, values)
-                except Refused as refused:
-                    failures[at] = f"Request {at + 1}: {refused}"
-                    continue
-                if not self._task.same_answer(answer, exemplar.answer):
-                    failures[at] = (
-                        f"Request {at + 1}: {json.dumps(values, ensure_ascii=False)} gave {answer[:40]}, "
-                        f"and its answer is {exemplar.answer[:40]}"
-                    )
-        return entry, [at not in failures for at in chosen], list(failures.values())
+        left = [at for at in chosen if at not in failures]
+        if len(failures) <= (1 - self.config.alpha) * len(chosen) + 1e-9:  # else it has failed already
+            with context.trace.stage("validate"):
+                # Together: the small engine batches them.
+                problems = await asyncio.gather(
+                    *(self._problem(entry, exemplars[at], context) for at in left)
+                )
+            for at, problem in zip(left, problems, strict=True):
+                if problem is not None:
+                    failures[at] = f"Request {at + 1}: {problem}"
+        # What a failed one took for its values must not teach what the variables are.
+        failed = {exemplars[at].request for at in failures}
+        entry = replace(entry, shots=tuple(shot for shot in entry.shots if shot[0] not in failed))
+        return entry, [at not in failures for at in chosen], [failures[at] for at in sorted(failures)]
+
+    async def _problem(self, entry: Entry, exemplar: Exemplar, context: Context) -> str | None:
+        """Return how an entry fails to give an exemplar's own answer; None where it gives it."""
+        # An exemplar's own values must not help to find them.
+        others = [shot for shot in entry.shots if shot[0] != exemplar.request]
+        try:
+            values, _ = await self._values(entry, others, exemplar.request, context, validating=True)
+            answer = await run_program(self._executor, self._task, entry.code, values)
+        except Refused as refused:
+            return str(refused)
+        if self._task.same_answer(answer, exemplar.answer):
+            return None
+        return (
+            f"{json.dumps(values, ensure_ascii=False)} gave {answer[:40]}, "
+            f"and its answer is {exemplar.answer[:40]}"
+        )
 
     async def _reflect(self, entry: Entry | None, failures: Sequence[str], context: Context) -> str:
         with context.trace.stage("reflect"):

@@ -2,7 +2,8 @@
 
 A cached program's variables were each seen in a few requests. The words beside a value ("purchase cost equal
 to # EUR") are near, for the encoder, to the words beside the values that the variable had there. This gives
-each variable the spans that may be meant; the small model chooses among those.
+each variable the spans that may be meant; the small model chooses among those. What a variable is called
+counts as one more phrase, and a variable that was always a percentage is not an amount.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from bench.encoder import Encoder
 from bench.quantities import normalise, scan
-from methods.minicache.template import spans_of
+from methods.minicache.template import Span, Variable, spans_of
 
 if TYPE_CHECKING:
     from bench.encoder import Vector
@@ -29,6 +30,8 @@ _BARE = " |$€£¥₹(:.-*"
 _MOST_KNOWN = 20_000
 _NEVER = -1e3
 """A similarity that no assignment survives."""
+_PERCENT_WEIGHT = 0.3
+"""What it costs a span to be a percentage where the variable never was one, or the other way round."""
 _MEAN_SHARE = 0.5
 """Weight of the mean similarity to all phrases of a variable beside that to the nearest one."""
 
@@ -80,12 +83,12 @@ class Roles:
         self._known.clear()
 
     async def assignment(
-        self, names: Sequence[str], shots: Sequence[tuple[str, Mapping[str, str]]], request: str
+        self, variables: Sequence[Variable], shots: Sequence[tuple[str, Mapping[str, str]]], request: str
     ) -> tuple[dict[str, str], bool] | None:
         """Return the span, as written, that fits each variable best, and whether no other comes near.
 
         Args:
-            names: Variables that take numbers.
+            variables: Those that take numbers.
             shots: Requests with the spans that the variables took there.
             request: The request to read.
 
@@ -96,14 +99,20 @@ class Roles:
             ModelMissing: The encoder's files are absent.
         """
         around = phrases_of(request)
-        phrases = {span.text: around.get(span.quantity.start, "#") for span in spans_of(request)}
-        if len(phrases) < len(names) or not shots:
+        spans = spans_of(request)
+        if len(spans) < len(variables):
             return None
-        known = [await self._phrases(name, shots) for name in names]
-        if not all(known):
+        seen = [_beside(shots, variable.name) for variable in variables]
+        if not all(seen):
             return None
-        vectors = await self._vectors(list(phrases.values()))
-        scores = np.array([[_similarity(own, vector) for vector in vectors] for own in known])
+        vectors = await self._vectors([around.get(span.quantity.start, "#") for span in spans])
+        scores = np.empty((len(variables), len(spans)))
+        for row, (variable, beside) in enumerate(zip(variables, seen, strict=True)):
+            own = await self._vectors([f"{variable.description} #", *(text for text, _ in beside)])
+            percent = sum(is_percent for _, is_percent in beside) / len(beside)
+            for column, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
+                off = abs(span.quantity.percent - percent)
+                scores[row, column] = _similarity(own, vector) - _PERCENT_WEIGHT * off
         best = _best(scores)
         total = scores[range(len(best)), best].sum()
         clear = True
@@ -113,12 +122,8 @@ class Roles:
             barred[row, column] = _NEVER
             rival = barred[range(len(best)), _best(barred)].sum()
             clear = clear and bool(total - rival >= self._margin)
-        written = list(phrases)
-        return {name: written[column] for name, column in zip(names, best, strict=True)}, clear
-
-    async def _phrases(self, name: str, shots: Sequence[tuple[str, Mapping[str, str]]]) -> list[Vector]:
-        texts = [text for request, values in shots for text in _beside(request, values.get(name))]
-        return await self._vectors(texts)
+        found = zip(variables, best, strict=True)
+        return {variable.name: spans[column].text for variable, column in found}, clear
 
     async def _vectors(self, texts: Sequence[str]) -> list[Vector]:
         known = {text: self._known[text] for text in texts if text in self._known}
@@ -132,12 +137,19 @@ class Roles:
         return [known[text] for text in texts]
 
 
+def _beside(shots: Sequence[tuple[str, Mapping[str, str]]], name: str) -> list[tuple[str, bool]]:
+    """Return the words around what a variable took in each request, and whether that was a percentage."""
+    found = []
+    for request, values in shots:
+        around, spans = _read(request)
+        own = [span for span in spans if span.text == values.get(name)]
+        found += [(around.get(span.quantity.start, "#"), span.quantity.percent) for span in own]
+    return found
+
+
 @lru_cache(maxsize=_MOST_KNOWN)  # an entry's few requests are asked about at each of its hits
-def _beside(request: str, written: str | None) -> tuple[str, ...]:
-    """Return the words around what a variable took in a request."""
-    around = phrases_of(request)
-    spans = [span for span in spans_of(request) if span.text == written]
-    return tuple(around.get(span.quantity.start, "#") for span in spans)
+def _read(request: str) -> tuple[dict[int, str], list[Span]]:
+    return phrases_of(request), spans_of(request)
 
 
 def _similarity(own: Sequence[Vector], vector: Vector) -> float:

@@ -123,9 +123,9 @@ class Template:
         return "\n".join(lines)
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the variables that take numbers."""
-        return tuple(variable.name for variable in self.variables if variable.type != "text")
+    def numbers(self) -> tuple[Variable, ...]:
+        """The variables that take numbers."""
+        return tuple(variable for variable in self.variables if variable.type != "text")
 
     def schema(self, spans: Sequence[Span], only: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the JSON schema of the small model's answer: numbers are chosen among the request's own.

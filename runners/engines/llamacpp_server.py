@@ -65,6 +65,10 @@ def _serve(settings: dict[str, Any]) -> Any:
     params.n_threads_http = slots + 64
     # Erased slots must be gone: this cache in host memory would bring them back.
     params.cache_ram_mib = 0
+    # A prompt takes the slot that shares most with it, where that is a real part and not just how all prompts
+    # of one kind begins; else the one that was idle longest. By default a tenth is enough, and requests to
+    # different cache entries keep overwriting one slot while the others stay empty.
+    params.slot_prompt_similarity = 0.3
     params.slot_save_path = settings["slot_folder"]  # erasing slots is allowed only with such a folder
     params.endpoint_slots = True
     params.endpoint_metrics = True

@@ -72,7 +72,9 @@ REFLECT = rule("find out why", "It added instead of dividing.")
 def cache(
     *rules: dict[str, Any], name: str = "minicache", state: Path | None = None, **config: Any
 ) -> AbstractAsyncContextManager[Served]:
+    """With a small model that is asked even what can have a single answer, so that it can be watched."""
     everything = [*rules, REFLECT, *entries(ENTRY), *extractions(), *programs()]
+    config = {"ask": "always", **config}
     return serving(name, rules=everything, task=FormulaTask(), config=config, state=state)
 
 
@@ -249,7 +251,7 @@ async def test_without_validation_the_first_entry_is_taken() -> None:
 
 
 async def test_anti_unification_makes_entries_without_a_call() -> None:
-    async with cache(name="minicache-antiunify") as service:
+    async with cache(name="minicache-antiunify", ask="open") as service:
         await warm(service)
         assert purposes(service) == {"program": 3}
         hit = await service.chat(ask(3))

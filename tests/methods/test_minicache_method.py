@@ -164,6 +164,8 @@ class Pair:
 async def minicache(
     pair: Pair, name: str = "minicache", executor: Any = None, **config: Any
 ) -> AsyncIterator[Served]:
+    """With a small model that is asked even what can have a single answer, so that it can be watched."""
+    config = {"ask": "always", **config}
     async with serving(name, task=FORMULA, config=config, executor=executor) as service, pair:
         service.service.endpoints = pair.endpoints
         yield service
@@ -267,7 +269,10 @@ async def test_an_extraction_that_was_cut_off_is_refused() -> None:
         {"match": "holds 33 .*program only", "reply": SHARE.program(SHARE.request(33, 44))},
         {"reply": json.dumps({"held": "33", "total": "44"}), "finish_reason": "length"},
     ]
-    async with minicache(Pair()) as service, serving("minicache", task=FORMULA, rules=rules) as cut:
+    async with (
+        minicache(Pair()) as service,
+        serving("minicache", task=FORMULA, rules=rules, config={"ask": "always"}) as cut,
+    ):
         await asked(service, SHARE, *WARM)
         put = {"method": "minicache", "events": await service.events()}
         assert (await cut.post(put, "/admin/cache", "PUT")).status == 200
@@ -539,7 +544,8 @@ async def test_a_reset_while_a_hit_is_under_way_leaves_an_empty_state(tmp_path: 
     state = tmp_path / "state.jsonl"
     for said, kind in ((None, "program"), ("{}", "miss")):
         pair = Pair()
-        async with serving("minicache", task=FORMULA, state=state) as service, pair:
+        always = {"ask": "always"}
+        async with serving("minicache", task=FORMULA, state=state, config=always) as service, pair:
             service.service.endpoints = pair.endpoints
             await asked(service, SHARE, *WARM)
             pair.gates["extract"] = asyncio.Event()
@@ -564,7 +570,7 @@ async def test_a_reset_while_a_hit_is_under_way_leaves_an_empty_state(tmp_path: 
 
 async def test_programs_that_agree_need_no_target_and_clear_words_no_small_model() -> None:
     pair = Pair()
-    async with minicache(pair, "minicache-antiunify") as service:
+    async with minicache(pair, "minicache-antiunify", ask="open") as service:
         await asked(service, SHARE, *WARM)
         assert pair.asked == ["program"] * 3
         hit = await service.chat(SHARE.request(33, 44))
@@ -572,7 +578,7 @@ async def test_programs_that_agree_need_no_target_and_clear_words_no_small_model
         assert hit.calls == [] and pair.asked == ["program"] * 3
         assert (await group(service))["entry"]["made_by"] == "antiunify"
     unclear = Pair()
-    async with minicache(unclear, "minicache-antiunify", margin=9) as service:
+    async with minicache(unclear, "minicache-antiunify", ask="open", margin=9) as service:
         await asked(service, SHARE, *WARM)
         hit = await service.chat(SHARE.request(33, 44))
         assert purposes(hit) == ["extract"] and hit.details["choices"] == "all"
