@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.method import StateEvent
@@ -99,6 +99,7 @@ class Groups:
             "hit": self._hit,
             "refused": self._refused,
             "install": self._install,
+            "learn": self._learn,
             "failed": self._failed,
             "evict": self._evict,
             "split": self._split,
@@ -163,6 +164,12 @@ class Groups:
         group.entry = Entry.from_json(event["entry"])
         group.entries += 1
         group.refused_in_a_row = 0
+
+    def _learn(self, event: StateEvent) -> None:
+        group = self._of(event)
+        if group.entry is not None:
+            request, values = event["shot"]
+            group.entry = replace(group.entry, shots=(*group.entry.shots, (request, dict(values))))
 
     def _failed(self, event: StateEvent) -> None:
         group = self._count(event)

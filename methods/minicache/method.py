@@ -115,6 +115,9 @@ class MiniCache:
                 that allows a single answer has it already, and decoding what a grammar forces is wasted
                 (some engines jump over it; ours does not). Both give the same answers.
             shots: Solved requests shown to the small model (ours).
+            learn: Whether a request whose values were unclear, and which the miss path then answered, shows
+                an entry what its variables are called (ours): where the encoder's best guess gives the same
+                answer. Costs no engine call.
             validation: Whether entries are validated before they are installed.
             reflection: Whether failures are summarised for the next attempt.
             grouping: Requests are grouped by ``embedding``, or by the ``template`` that the request names
@@ -147,6 +150,7 @@ class MiniCache:
         margin: float = Field(default=0.1, ge=0)
         ask: Literal["always", "open"] = "open"
         shots: int = Field(default=0, ge=0)
+        learn: bool = True
         validation: bool = True
         reflection: bool = True
         grouping: Literal["embedding", "template"] = "embedding"
@@ -202,6 +206,7 @@ class MiniCache:
             }
         }
         key, reason = None, f"no group at cosine {self._tau:g}: a new one"
+        refused_by: Entry | None = None
         if route.group is not None:
             group = self._groups.all[route.group]
             entry = group.entry
@@ -212,6 +217,7 @@ class MiniCache:
                 try:
                     answer, found = await self._hit(entry, group, text, context)
                 except Refused as refused:
+                    refused_by = entry
                     reason = f"refused: {refused}"
                     shown["refused"] = str(refused)
                     if self._has(group):
@@ -226,7 +232,9 @@ class MiniCache:
         cache = CacheEvent("miss", key=key, similarity=route.similarity, reason=reason)
         reply, stored = await self._miss_path.solve(request, context, cache)
         if stored is not None and not reply.tool_calls:
-            shown["group"] = self._keep(request, route, text, reply, context)
+            shown["group"], exemplar = self._keep(request, route, text, reply, context)
+            if refused_by is not None and self.config.learn and self.config.choices == "fitting":
+                self._learn(shown["group"], refused_by, exemplar, context)
         return replace(reply, details={**shown, **reply.details})
 
     async def _route(self, request: ChatRequest, context: Context) -> _Route:
@@ -355,7 +363,9 @@ class MiniCache:
             messages += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": text}]
 
-    def _keep(self, request: ChatRequest, route: _Route, text: str, reply: Reply, context: Context) -> int:
+    def _keep(
+        self, request: ChatRequest, route: _Route, text: str, reply: Reply, context: Context
+    ) -> tuple[int, Exemplar]:
         """Make a clean miss an exemplar of its group, and begin a generation where that is due."""
         # Others may have opened the group while the target worked.
         group, _ = self._find(request, route.vector)
@@ -375,13 +385,34 @@ class MiniCache:
         if group is None:
             group = len(self._groups.all) - 1
         self._maybe_generate(group, context)
-        return group
+        return group, exemplar
+
+    def _learn(self, number: int, entry: Entry, exemplar: Exemplar, context: Context) -> None:
+        """Let an entry see how a refused request, now answered, words its values."""
+        if entry.pattern is not None or len(entry.shots) >= self.config.max_exemplars:
+            return
+
+        async def compare(own: Context) -> Mapping[str, Any]:
+            told: dict[str, Any] = {"group": number, "entry": entry.id, "learned": None}
+            try:
+                values = await align(self._executor, self._task, entry, exemplar, spans_of(exemplar.request))
+            except Refused as refused:
+                return {**told, "why": str(refused)}
+            best = await self._roles.assignment(entry.template.numbers, entry.shots, exemplar.request)
+            if values is None or best is None or best[0] != values:
+                return {**told, "why": "the encoder's best guess does not give the answer"}
+            if not _same(self._groups.all[number].entry, entry):
+                return {**told, "why": "the entry is gone"}
+            own.commit({"op": "learn", "group": number, "shot": [exemplar.request, dict(values)]})
+            return {**told, "learned": dict(values)}
+
+        context.background("learn", compare)
 
     def _note_refusal(self, number: int, entry: Entry, reason: str, context: Context) -> None:
         context.commit({"op": "refused", "group": number})
         group = self._groups.all[number]
         limit = self.config.quarantine_after
-        if limit is not None and group.refused_in_a_row >= limit and group.entry is entry:
+        if limit is not None and group.refused_in_a_row >= limit and _same(group.entry, entry):
             context.commit({"op": "evict", "group": number, "reason": f"quarantined: {reason}"})
 
     def _shadow(self, number: int, entry: Entry, request: ChatRequest, answer: str, context: Context) -> None:
@@ -394,7 +425,7 @@ class MiniCache:
         async def compare(own: Context) -> Mapping[str, Any]:
             reply, stored = await self._miss_path.solve(request, own, CacheEvent("none"))
             same = stored is None or self._task.same_answer(answer, reply.text)
-            if not same and self._groups.all[number].entry is entry:
+            if not same and _same(self._groups.all[number].entry, entry):
                 own.commit({"op": "evict", "group": number, "reason": "a shadowed hit was not the target's"})
             return {"group": number, "entry": entry.id, "hit": answer, "target": reply.text, "same": same}
 
@@ -655,6 +686,11 @@ class MiniCache:
     def describe(self) -> Mapping[str, Any]:
         """Return every group with its entry; see :class:`bench.method.Describable`."""
         return {"tau": self._tau, "groups": self._groups.describe()}
+
+
+def _same(now: Entry | None, entry: Entry) -> bool:
+    """Tell whether an entry is still in place; it may have learned since."""
+    return now is not None and now.id == entry.id
 
 
 def _scope(request: ChatRequest) -> str:

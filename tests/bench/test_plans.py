@@ -26,6 +26,18 @@ def test_every_experiment_resolves_at_every_profile(name: str, chosen: str) -> N
         assert [len(item.samples) for item in plan(config)] == [2] * len(config.cells)
 
 
+def test_speculative_twins_take_the_first_samples() -> None:
+    declared, laptop = experiment("minicache-finance"), profile("laptop")
+    plans = plan(resolve(experiment_run(declared, laptop, n=6, twins=4)))
+    by_method = {item.cell.method: item.samples for item in plans}
+    assert by_method["pot+specdec"] == by_method["pot"][:4] and len(by_method["pot"]) == 6
+    assert {cell.first for cell in experiment_run(declared, laptop).cells} == {None, 8}
+    whole = experiment_run(
+        declared.model_copy(update={"twins": None}), laptop.model_copy(update={"sizes": {}})
+    )
+    assert {cell.first for cell in whole.cells} == {None}
+
+
 @pytest.mark.parametrize("chosen", profile_names())
 def test_sizes_name_experiments(chosen: str) -> None:
     assert set(profile(chosen).sizes) <= set(experiment_names())

@@ -291,6 +291,51 @@ async def test_where_words_are_unclear_the_small_model_and_they_must_agree() -> 
         assert miss.text == "75.00" and "fits better" in miss.cache["reason"]
 
 
+async def test_a_refused_request_teaches_how_its_values_are_called() -> None:
+    pair = Pair()
+    swapped = '{"held": "44", "total": "33"}'
+    async with minicache(pair, margin=9) as service:
+        await asked(service, SHARE, *WARM)
+        pair.own["extract"] = lambda body: swapped
+        text = SHARE.request(33, 44)
+        await service.chat(text)
+        work = (await service.background())[-1]
+        assert (work["name"], work["details"]["learned"]) == ("learn", {"held": "33", "total": "44"})
+        assert work["calls"] == [] and (await group(service))["state"] == "cached"
+        assert (await group(service))["entry"]["shots"][-1] == [text, {"held": "33", "total": "44"}]
+        # What the target took for the values must be what the encoder takes for them, too.
+        pair.own["program"] = lambda body: "```python\nanswer = 60 / 45 * 100\n```"
+        await service.chat(SHARE.request(45, 60))
+        work = (await service.background())[-1]
+        assert work["details"]["learned"] is None and "best guess" in work["details"]["why"]
+        pair.own["program"] = lambda body: "```python\nanswer = 1\n```"
+        await service.chat(SHARE.request(21, 77))
+        work = (await service.background())[-1]
+        assert work["details"]["learned"] is None and "no choice" in work["details"]["why"]
+        assert len((await group(service))["entry"]["shots"]) == len(WARM) + 1
+    async with minicache(pair, margin=9, learn=False) as service:
+        pair.own = {}
+        await asked(service, SHARE, *WARM)
+        pair.own["extract"] = lambda body: swapped
+        await service.chat(SHARE.request(33, 44))
+        assert {work["name"] for work in await service.background()} == {"generate"}
+
+
+async def test_an_exemplar_that_fails_teaches_nothing() -> None:
+    """Two values swapped by the target give an answer that the entry can give, too."""
+    pair = Pair()
+    pair.own["program"] = lambda body: (
+        SHARE.program(body["messages"][-1]["content"], "total / held * 100")
+        if "51" in body["messages"][-1]["content"]
+        else play(body)
+    )
+    async with minicache(pair) as service:
+        await asked(service, SHARE, (20, 80), (51, 60), (12, 48))
+        assert (await group(service))["state"] == "cached"
+        shots = (await group(service))["entry"]["shots"]
+        assert [request for request, _ in shots] == [SHARE.request(20, 80), SHARE.request(12, 48)]
+
+
 async def test_a_program_that_fails_on_a_hit_is_a_miss() -> None:
     pair = Pair()
     async with minicache(pair) as service:
