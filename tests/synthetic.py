@@ -6,7 +6,16 @@ import random
 from typing import Any
 
 from bench.metrics import NS
-from bench.records import CacheRecord, CallRecord, ErrorInfo, GradeRecord, Record, StageRecord, Times
+from bench.records import (
+    BackgroundRecord,
+    CacheRecord,
+    CallRecord,
+    ErrorInfo,
+    GradeRecord,
+    Record,
+    StageRecord,
+    Times,
+)
 
 SECOND = NS
 
@@ -66,6 +75,23 @@ def call(begin: int, end: int, **changes: Any) -> CallRecord:
         "tries": 1,
     }
     return CallRecord(**{**fields, **changes})
+
+
+def beside(cell: str = "c", start: float = 0.0, length: float = 1.0, **changes: Any) -> BackgroundRecord:
+    """One piece of work beside the requests: an entry, accepted at the first attempt, with one target call."""
+    begin, end = round(start * NS), round((start + length) * NS)
+    fields: dict[str, Any] = {
+        "run": "r",
+        "cell": cell,
+        "name": "generate",
+        "request": f"r/{cell}/0/0/1",
+        "started": begin,
+        "finished": end,
+        "calls": (call(begin, end, purpose="generate"),),
+        "outcome": "ok",
+        "details": {"attempted": 1, "accepted": 1},
+    }
+    return BackgroundRecord(**{**fields, **changes})
 
 
 PROFILES: dict[str, tuple[float, float, float, str | None]] = {

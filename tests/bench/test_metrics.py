@@ -8,7 +8,7 @@ import pytest
 from bench.cells import CellData, baseline_cell, cells_of, latest
 from bench.metrics import METRICS, NS, interval, outcome_counts, score_metric, stage_seconds, values_of
 from bench.records import CacheRecord, Record, StageRecord, Times
-from tests.synthetic import call, grade, record, run_of
+from tests.synthetic import beside, call, grade, record, run_of
 
 
 def cell(*records: Record, **changes: Any) -> CellData:
@@ -153,6 +153,81 @@ def test_calls_and_tokens() -> None:
     assert value("target_tokens_in", unknown) is None
     assert value("cached_prompt_share", unknown) is None
     assert value("retried_calls", unknown) == 1
+
+
+def test_work_beside_the_requests_is_part_of_the_cost() -> None:
+    requests = [record(index=i, calls=(call(0, NS, tokens_in=100, tokens_out=10),)) for i in range(2)]
+    work = beside(calls=(call(0, NS, tokens_in=300, tokens_out=50), call(NS // 2, 3 * NS, engine="small")))
+    data = cell(*requests, background=(work,))
+    assert value("target_calls", data) == pytest.approx(1.5)
+    assert value("target_tokens_in", data) == pytest.approx(250)
+    assert value("target_tokens_out", data) == pytest.approx(35)
+    assert value("small_calls", data) == pytest.approx(0.5)
+    assert value("background_s", data) == pytest.approx(3)  # the two calls overlap
+    assert value("background_s", cell(*requests)) is None
+
+
+def test_entries_accepted_and_attempted() -> None:
+    work = (
+        beside(details={"attempted": 2, "accepted": 1}),
+        beside(details={"attempted": 3, "accepted": 0}),
+        beside(name="shadow", details={}),
+        beside(outcome="error", details={"attempted": 9, "accepted": 9}),
+        beside(outcome="cancelled", details={}),
+    )
+    data = cell(record(), background=work)
+    assert (value("cache_gen_accepted", data), value("cache_gen_attempted", data)) == (1, 5)
+    assert value("background_failed", data) == 1
+    none = cell(record(), background=(beside(name="shadow", details={}),))
+    assert value("cache_gen_accepted", none) is None and value("background_failed", none) == 0
+
+
+def test_hits_once_there_is_an_entry() -> None:
+    entry = {"entry": "group-0/1"}
+    data = cell(
+        cached("miss", 0),
+        cached("program", 1, details=entry),
+        cached("miss", 2, details=entry),
+        cached("program", 3, details=entry),
+        cached("program", 4, details=entry, outcome="infra_error"),
+    )
+    assert value("hit_rate_with_entry", data) == pytest.approx(2 / 3)
+    assert value("hit_rate_with_entry", cell(cached("exact", 0))) is None
+
+
+def test_break_even_is_where_the_baselines_engine_time_is_made_up_for() -> None:
+    """2 s of generation beside the first request; every later hit saves a second of the baseline's."""
+
+    def at(index: int, seconds: float, kind: str) -> Record:
+        begin = 10 * index * NS
+        used = (call(begin, begin + round(seconds * NS)),) if seconds else ()
+        return cached(kind, index, start=10.0 * index, latency=1.0, calls=used)
+
+    records = [at(0, 1, "miss"), *(at(i, 0, "program") for i in range(1, 5))]
+    theirs = {(f"s{i}", 0): NS for i in range(5)}
+    data = cell(*records, background=(beside(start=0.5, length=2),), baseline_engine_ns=theirs)
+    assert value("break_even_requests", data) == 3
+    late = cell(*records, background=(beside(start=25, length=3.5),), baseline_engine_ns=theirs)
+    assert value("break_even_requests", late) == 5  # it was ahead before, but not for good
+    never = cell(*records, background=(beside(start=35, length=9),), baseline_engine_ns=theirs)
+    assert value("break_even_requests", never) is None
+    assert value("break_even_requests", cell(*records)) is None
+
+
+def test_speculative_decoding_counts_steps() -> None:
+    first = call(0, NS, tokens_out=10, tokens_drafted=8, tokens_accepted=6)
+    second = call(0, NS, tokens_out=10, tokens_drafted=4, tokens_accepted=0)
+    small = call(0, NS, engine="small", tokens_out=99, tokens_drafted=99, tokens_accepted=99)
+    work = beside(calls=(call(0, NS, tokens_out=20, tokens_drafted=12, tokens_accepted=10),))
+    data = cell(record(calls=(first, small)), record(index=1, calls=(second,)), background=(work,))
+    assert value("acceptance_length", data) == pytest.approx(40 / 24)
+    assert value("acceptance_rate", data) == pytest.approx(16 / 24)
+    assert value("drafted_tokens", data) == pytest.approx(12)
+    plain = cell(record())
+    for key in ("acceptance_length", "acceptance_rate", "drafted_tokens"):
+        assert value(key, plain) is None
+    untold = cell(record(calls=(call(0, NS, tokens_drafted=3, tokens_accepted=None),)))
+    assert value("acceptance_length", untold) is None and value("drafted_tokens", untold) == 3
 
 
 def test_throughput_leaves_the_gap_between_sessions_out() -> None:

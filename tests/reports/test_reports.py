@@ -20,7 +20,7 @@ from reports.plots import looks, render
 from reports.summary import display_name, source_label, summarize
 from reports.tables import csv_table, latex_table, main_columns, markdown, paper_columns, plain, show
 from reports.verdict import verdict
-from tests.synthetic import grade, record, run_of
+from tests.synthetic import beside, grade, record, run_of
 
 SIX = ("direct", "pot", "exactcache", "gptcache", "gencache", "minicache")
 HOSTILE = (
@@ -119,6 +119,59 @@ def test_the_papers_values_stand_beside_and_apart() -> None:
     assert mapped.rows[0].paper is not None and mapped.rows[0].paper.latency_s == 0.258
     ours = {**run["experiment"], "paper": None}
     assert summarize({**run, "experiment": ours}, records).paper_label is None
+
+
+def test_entries_made_stand_beside_the_papers() -> None:
+    run, records = run_of(SIX, n=12)
+    ends = max(r.times.finished for r in records if r.cell == "formula+minicache" and r.index < 6) / NS
+    work = [
+        beside("formula+minicache", ends - 1, details={"attempted": 3, "accepted": 1}),
+        beside("formula+minicache", ends + 1, details={"attempted": 2, "accepted": 0}),
+        beside("formula+gencache", 1, details={"attempted": 4, "accepted": 0}),
+    ]
+    summary = summarize(run, records, work)
+    rows = {row.method: row for row in summary.rows}
+    assert rows["minicache"].paper is not None and rows["minicache"].paper.cache_gen == (23, 38)
+    ours, theirs = (c for c in paper_columns(summary) if "Cache Gen" in c.head)
+    assert [ours.text(rows[m]) for m in ("minicache", "gencache", "pot")] == ["1/5", "0/4", "n/a"]
+    assert [theirs.text(rows[m]) for m in ("minicache", "gencache")] == ["23/38", "5/133"]
+    assert rows["minicache"].values["target_calls"] != rows["pot"].values["target_calls"]
+    # After warm-up: the requests after the last entry that was installed, paired with the same of the baseline.
+    warm = rows["minicache"].comparison
+    assert warm is not None and warm.warm_speedup is not None and warm.warm_speedup.n == 6
+    assert rows["gencache"].comparison is not None and rows["gencache"].comparison.warm_speedup is None
+    text = markdown(summary)
+    assert "Cache Gen." in text and "work beside the requests" in text
+    assert "Cache Gen" not in markdown(summarize(*run_of(n=6)))
+
+
+def test_a_speculative_row_stands_beside_its_twin() -> None:
+    run, records = run_of(("pot", "pot+specdec", "direct", "direct+specdec"), n=20)
+    run["config"]["cells"][1]["first"] = 8
+    run["planned"]["formula+pot+specdec"] = 8
+    records = [r for r in records if r.cell != "formula+pot+specdec" or r.index < 8]
+    at = next(i for i, r in enumerate(records) if r.cell == "formula+pot+specdec" and r.grade)
+    told = records[at].grade
+    assert told is not None
+    records[at] = records[at].model_copy(update={"grade": told.model_copy(update={"extracted": "43"})})
+    summary = summarize(run, records)
+    assert summary.valid, summary.reasons
+    rows = {row.method: row for row in summary.rows}
+    twin = rows["pot+specdec"].twin
+    assert rows["pot"].twin is None and twin is not None
+    assert twin.flips is not None and (twin.flips.value, twin.flips.n) == (pytest.approx(1 / 8), 8)
+    plain = [r.latency_ns for r in records if r.cell == "formula+pot" and r.index < 8]
+    drafted = [r.latency_ns for r in records if r.cell == "formula+pot+specdec"]
+    assert twin.speedup is not None and twin.speedup.value == pytest.approx(sum(plain) / sum(drafted))
+    assert rows["direct+specdec"].twin is not None and "Answers flipped" in markdown(summary)
+    line = next(
+        one for one in csv.DictReader(io.StringIO(csv_table(summary))) if one["cell"].endswith("pot+specdec")
+    )
+    assert float(line["answer_flips_fraction"]) == pytest.approx(1 / 8)
+    assert rows["pot+specdec"].name == "PoT+SpecDec"
+    without = [cell for cell in run["config"]["cells"] if cell["method"] != "pot"]
+    lonely = {**run, "config": {**run["config"], "cells": without, "baseline": "direct"}}
+    assert {row.method: row.twin for row in summarize(lonely, records).rows}["pot+specdec"] is None
 
 
 def test_a_labelled_variant_does_not_stand_beside_the_papers_method() -> None:
