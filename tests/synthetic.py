@@ -78,7 +78,7 @@ def call(begin: int, end: int, **changes: Any) -> CallRecord:
 
 
 def beside(cell: str = "c", start: float = 0.0, length: float = 1.0, **changes: Any) -> BackgroundRecord:
-    """One piece of work beside the requests: an entry, accepted at the first attempt, with one target call."""
+    """One piece of work beside the requests: an entry, accepted at once, with one target call."""
     begin, end = round(start * NS), round((start + length) * NS)
     fields: dict[str, Any] = {
         "run": "r",

@@ -281,6 +281,36 @@ def test_show(invoke: Invoke, finished: Run) -> None:
     assert (code, "ExactCache" in said) == (0, True)
 
 
+def test_show_tells_the_story_of_a_sample(invoke: Invoke, finished: Run) -> None:
+    runs = ["--runs", str(finished.path.parent)]
+    sample = samples(3)[0].id
+    code, said, _ = invoke("show", "latest", "--sample", sample, *runs)
+    assert code == 0
+    assert said.count(f"sample {sample}") == 4  # two cells, two passes
+    assert "hit (exact)" in said and "target engine, " in said
+    code, said, _ = invoke("show", "latest", "--sample", sample, "--cell", "formula+exactcache", *runs)
+    assert (code, said.count(f"sample {sample}"), "formula+direct" in said) == (0, 2, False)
+    code, said, _ = invoke("show", "latest", "--sample", sample, "--json", *runs)
+    told = read_json(said)
+    assert code == 0 and {one["sample"] for one in told} == {sample}
+    assert [one["background"] for one in told] == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sample", "{sample}x"], 'mean "{sample}"'),
+        (["--sample", "{sample}", "--cell", "formula+exactcach"], 'mean "formula+exactcache"'),
+        (["--cell", "formula+direct"], "--cell goes with --sample"),
+    ],
+)
+def test_show_of_what_is_not_there(invoke: Invoke, finished: Run, arguments: list[str], said: str) -> None:
+    sample = samples(3)[0].id
+    given = [one.format(sample=sample) for one in arguments]
+    code, _, error = invoke("show", "latest", *given, "--runs", finished.path.parent)
+    assert code == 2 and said.format(sample=sample) in " ".join(error.split())
+
+
 def test_score(invoke: Invoke, copied: Run) -> None:
     runs = ["--runs", str(copied.path.parent)]
     code, said, _ = invoke("score", "latest", *runs)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.config import (
     EngineConfig,
+    PairConfig,
     Profile,
     RunConfig,
     apply_overrides,
@@ -151,6 +152,49 @@ def test_bad_toml(tmp_path: Path, content: bytes, said: str) -> None:
         read_toml(tmp_path / "absent.toml")
     with pytest.raises(UsageError, match="Can't read"):
         read_toml(tmp_path)
+
+
+LLAMA = {"kind": "llamacpp", "model": "big"}
+SMALL = {"kind": "llamacpp", "model": "little"}
+OPENAI = {"kind": "openai", "url": "http://host/v1", "model": "big"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "drafter"),
+    [
+        ({"target": LLAMA, "small": SMALL}, "little"),
+        ({"target": LLAMA}, None),
+        ({"target": LLAMA, "small": OPENAI}, None),
+        ({"target": LLAMA, "specdec": {**LLAMA, "drafter": "tiny"}}, "tiny"),
+        ({"target": LLAMA, "small": SMALL, "specdec": {**LLAMA, "draft_max": 7}}, "little"),
+        ({"target": OPENAI, "small": SMALL}, None),
+    ],
+)
+def test_what_drafts_for_the_target(pair: dict[str, Any], drafter: str | None) -> None:
+    twin = PairConfig.model_validate(pair).speculative()
+    assert (None if twin is None else twin.drafter) == drafter
+    if twin is not None:
+        assert twin.model == "big" and twin.draft_max == pair.get("specdec", {}).get("draft_max", 3)
+
+
+def test_a_server_elsewhere_brings_its_own_drafter() -> None:
+    pair = {"target": OPENAI, "specdec": {**OPENAI, "url": "http://drafted/v1"}}
+    twin = PairConfig.model_validate(pair).speculative()
+    assert twin is not None and (twin.url, twin.drafter) == ("http://drafted/v1", None)
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ({"target": {**LLAMA, "drafter": "little"}}, "set specdec.drafter"),
+        ({"target": LLAMA, "small": {**SMALL, "drafter": "little"}}, "set specdec.drafter"),
+        ({"target": LLAMA, "specdec": {**LLAMA, "model": "other", "drafter": "x"}}, "must be the target's"),
+        ({"target": OPENAI, "specdec": {**OPENAI, "drafter": "x"}}, "brings its own"),
+    ],
+)
+def test_no_row_is_drafted_for_without_saying_so(pair: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        validate(PairConfig, pair, "pair")
 
 
 def test_configurations_cannot_change() -> None:

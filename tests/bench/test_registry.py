@@ -43,6 +43,19 @@ def test_unknown_names() -> None:
         registry.engine_class("lamacpp")
 
 
+def test_any_method_can_have_a_target_with_speculative_decoding() -> None:
+    plain, drafted = registry.variant("minicache-antiunify"), registry.variant("minicache-antiunify+specdec")
+    assert (drafted.method, drafted.config) == (plain.method, plain.config)
+    assert (plain.specdec, drafted.specdec) == (False, True)
+    assert not registry.variant("pot").specdec and registry.variant("pot+specdec").specdec
+    with pytest.raises(UsageError, match=r'no method "potty\+specdec".*mean "pot\+specdec"'):
+        registry.variant("potty+specdec")
+    with pytest.raises(UsageError, match=r'no method "pot\+specdeck".*mean "pot\+specdec"'):
+        registry.variant("pot+specdeck")
+    with pytest.raises(UsageError, match="no method"):
+        registry.variant("pot+specdec+specdec")
+
+
 PLUGIN = '''
 class Method:
     """A method from elsewhere."""

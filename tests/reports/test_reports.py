@@ -136,7 +136,7 @@ def test_entries_made_stand_beside_the_papers() -> None:
     assert [ours.text(rows[m]) for m in ("minicache", "gencache", "pot")] == ["1/5", "0/4", "n/a"]
     assert [theirs.text(rows[m]) for m in ("minicache", "gencache")] == ["23/38", "5/133"]
     assert rows["minicache"].values["target_calls"] != rows["pot"].values["target_calls"]
-    # After warm-up: the requests after the last entry that was installed, paired with the same of the baseline.
+    # After warm-up: the requests after the last entry that was installed, paired with the baseline's.
     warm = rows["minicache"].comparison
     assert warm is not None and warm.warm_speedup is not None and warm.warm_speedup.n == 6
     assert rows["gencache"].comparison is not None and rows["gencache"].comparison.warm_speedup is None
