@@ -16,7 +16,10 @@ import pytest
 
 from bench.config import EngineConfig
 from bench.errors import EngineUnavailable, ModelMissing, UsageError
+from bench.method import Trace
 from runners import models
+from runners.chat import open_session
+from runners.client import Endpoint, InstrumentedClient
 from runners.engines.llamacpp import LlamaCppEngine, default_threads
 
 SMALL = "qwen2.5-coder-0.5b-instruct-q4_k_m"
@@ -176,6 +179,58 @@ async def test_it_serves_and_is_restarted(engine: LlamaCppEngine, log_dir: Path)
     assert not alive(pid)
     with pytest.raises(EngineUnavailable, match="does not answer"):
         await engine.reset_cache()
+
+
+@pytest.mark.model
+@needs_model
+async def test_prompts_of_different_kinds_keep_a_slot_each(engine: LlamaCppEngine, log_dir: Path) -> None:
+    """They begin alike, as extraction prompts do; neither may overwrite the other while a slot is free."""
+    url = await engine.start(log_dir)
+    kinds = [
+        "rate: yearly interest rate of the loan\namount: what the bank lends\nyears: how long it lends it",
+        "price: closing price of the share\nbook: net assets for each share\nshares: how many were issued",
+    ]
+
+    async def cached(kind: str, text: str) -> int:
+        system = f"Find the value of each variable in the text. Reply with JSON only.\n{kind}"
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        usage = (await chat(url, "", messages=messages, max_tokens=1))["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    text = "Known are the values 700, 80 and 9, in the order in which the clerk of the town wrote them down."
+    for kind in kinds:
+        await cached(kind, text)
+    again = [await cached(kind, f"This time it is different. {text}") for kind in kinds]
+    assert min(again) > 40, again
+
+
+@pytest.mark.model
+@needs_model
+async def test_a_drafter_changes_no_answer(engine: LlamaCppEngine, log_dir: Path, tmp_path: Path) -> None:
+    """The small model drafts for itself: at temperature 0 the target accepts what it would have said."""
+    prompt = "Write a Python function that returns the sum of the squares of a list."
+    plain = await chat(await engine.start(log_dir), prompt, max_tokens=48)
+    await engine.stop()
+    config = CONFIG.model_copy(update={"drafter": SMALL, "draft_max": 4, "nice": 5})
+    drafted = LlamaCppEngine(config, "target+specdec")
+    try:
+        url = await drafted.start(tmp_path)
+        async with open_session() as session:
+            client = InstrumentedClient(session, Endpoint(url, model=SMALL), "target", Trace(0))
+            params = {"temperature": 0, "max_tokens": 48}
+            answer = await client.chat([{"role": "user", "content": prompt}], purpose="answer", params=params)
+        assert answer.text == plain["choices"][0]["message"]["content"]
+        call = answer.call
+        assert call.tokens_out == 48 and call.tokens_drafted and call.tokens_accepted
+        assert 0.8 * call.tokens_drafted <= call.tokens_accepted <= call.tokens_drafted
+        probe = await drafted.probe()
+        assert (probe["drafter"], probe["draft_max"]) == (SMALL, 4)
+        assert probe["drafter_sha256"] == models.model_file(SMALL).sha256
+        if sys.platform == "linux":
+            stat = Path(f"/proc/{drafted.pid}/stat").read_text(encoding="utf-8")
+            assert int(stat.rsplit(")", 1)[1].split()[16]) == min(19, os.nice(0) + config.nice)
+    finally:
+        await drafted.stop()
 
 
 @pytest.mark.model
