@@ -57,13 +57,12 @@ class LlamaCppEngine:
             UsageError: The model is not named, or not one of the store's.
         """
         if config.model is None:
-            known = ", ".join(models.catalogue())
-            raise UsageError(f"{place(role)}.model is missing: name one of the store's models ({known}).")
+            raise UsageError(f"{place(role)}.model is missing: name one of the store's models ({_known()}).")
         self.config = config
         self.role = role
         self.model: str | None = config.model
-        self._file = models.model_file(config.model)
-        self._drafter = models.model_file(config.drafter) if config.drafter else None
+        self._file = _language_model(config.model, f"{place(role)}.model")
+        self._drafter = _language_model(config.drafter, f"{place(role)}.drafter") if config.drafter else None
         self._path: Path | None = None
         self._drafter_path: Path | None = None
         self._log: Path | None = None
@@ -329,3 +328,14 @@ def default_threads() -> int:
         return max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or a quota of "max"
         return cores
+
+
+def _known() -> str:
+    return ", ".join(name for name, file in models.catalogue().items() if file.role != "encoder")
+
+
+def _language_model(name: str, where: str) -> models.ModelFile:
+    file = models.model_file(name)
+    if file.role == "encoder":
+        raise UsageError(f"{where}: {name} is a sentence encoder's file; name a language model ({_known()}).")
+    return file

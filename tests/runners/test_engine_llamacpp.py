@@ -79,6 +79,16 @@ def test_the_model_must_be_known() -> None:
         LlamaCppEngine(EngineConfig(model="qwen2.5-coder-0.5b"), "small")
 
 
+@pytest.mark.parametrize("key", ["model", "drafter"])
+def test_a_sentence_encoder_is_no_language_model(key: str) -> None:
+    config = EngineConfig.model_validate({"model": SMALL, key: "all-minilm-l6-v2"})
+    with pytest.raises(
+        UsageError, match=rf"pair\.target\.{key}: all-minilm-l6-v2 is a sentence encoder"
+    ) as caught:
+        LlamaCppEngine(config, "target")
+    assert SMALL in str(caught.value) and "tokenizer" not in str(caught.value)
+
+
 async def test_an_absent_model_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REUSEBENCH_CACHE", str(tmp_path))
     one = LlamaCppEngine(CONFIG, "small")
