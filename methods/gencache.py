@@ -6,6 +6,7 @@ import ast
 import asyncio
 import difflib
 import json
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pydantic import Field
 from bench.engine import Role
 from bench.errors import ExecutorFailed
 from bench.method import CacheEvent, ChatRequest, Context, Environment, Reply, StateEvent
-from bench.samples import Message, last_user_text
+from bench.samples import Message, text_of
 from methods.execution.extract import extract_program
 from methods.misspath import MissPath
 from methods.pot import PoTConfig, bypass_reason
@@ -44,6 +45,13 @@ import re
 def solve(pattern, requests):
     return [re.search(pattern, request) is not None for request in requests]
 """
+
+
+_TOKEN = re.compile(r"\d[\d.,]*\d|\w+|\s+|[^\w\s]")
+_GAPS = re.compile(r"\.\.\.(?:\s*\.\.\.)+")
+_END = re.compile(r"\n|[.!?]\s")
+_LEAST_SHARED = 40
+"""Characters of a shared beginning that are worth leaving out."""
 
 
 class _Unusable(ValueError):
@@ -146,10 +154,12 @@ class GenCache:
             program_bytes: Likewise programs.
             feedback: Whether a wrong hit deletes its program.
             feedback_share: Share of hits on which there is feedback.
+            temperature: Of every program of a trigger but its first (ours): at temperature 0 an attempt that
+                begins anew would only repeat the first.
             generation_max_tokens: Cap on a program, tokens (ours).
             judge_max_tokens: Cap on a judgement, tokens (ours).
             parallel_generations: Clusters whose programs are made at the same time; others wait (ours).
-            seed: Seeds which hits get feedback.
+            seed: Seeds which hits get feedback, and all programs of a trigger but the first.
         """
 
         nu: int = Field(default=4, ge=1)
@@ -166,6 +176,7 @@ class GenCache:
         program_bytes: int = Field(default=20_000_000, ge=1)
         feedback: bool = False
         feedback_share: float = Field(default=1, ge=0, le=1)
+        temperature: float = Field(default=0.7, gt=0)
         generation_max_tokens: int = Field(default=400, ge=16)
         judge_max_tokens: int = Field(default=160, ge=16)
         parallel_generations: int = Field(default=1, ge=1)
@@ -196,7 +207,7 @@ class GenCache:
         if (why := bypass_reason(request)) is not None:
             reply, _ = await self._miss_path.solve(request, context, CacheEvent("miss", reason=why))
             return reply
-        text = last_user_text(request.messages)
+        text = _prompt(request.messages)
         with context.trace.stage("embed"):
             (embedded,) = await self._encoder.embed([text])
         with context.trace.stage("route"):
@@ -295,7 +306,7 @@ class GenCache:
     def _ask_for_feedback(
         self, number: int, entry: _Entry, request: ChatRequest, answer: str, context: Context
     ) -> None:
-        draw = random.Random(f"{self.config.seed}/{last_user_text(request.messages)}").random()
+        draw = random.Random(f"{self.config.seed}/{_prompt(request.messages)}").random()
         if not self.config.feedback or draw >= self.config.feedback_share:
             return
 
@@ -342,7 +353,7 @@ class GenCache:
                 tried: dict[str, Any] = {"attempt": attempt + 1, "round": round_ + 1}
                 tries.append(tried)
                 try:
-                    entry = await self._write(exemplars, reason, context)
+                    entry = await self._write(exemplars, reason, len(tries) - 1, context)
                     tried |= {"pattern": entry.pattern, "program": entry.code}
                     verdicts, reason = await self._judge(entry, exemplars, context)
                 except _Unusable as error:
@@ -376,7 +387,9 @@ class GenCache:
             "attempts": tries,
         }
 
-    async def _write(self, exemplars: Sequence[_Exemplar], reason: str | None, context: Context) -> _Entry:
+    async def _write(
+        self, exemplars: Sequence[_Exemplar], reason: str | None, written: int, context: Context
+    ) -> _Entry:
         """Return the program that the target writes.
 
         Raises:
@@ -384,22 +397,28 @@ class GenCache:
         """
         shown = exemplars[-self.config.nu :]
         parts = []
+        cut = _shared_beginning([one.request for one in exemplars])
+        if cut:
+            parts.append("All requests begin with the same text. It is left out here and needs no pattern.")
         for number, one in enumerate(shown, start=1):
-            parts += [f"Request {number}: {one.request}", f"Response {number}: {one.response}"]
+            parts += [f"Request {number}: {one.request[cut:]}", f"Response {number}: {one.response}"]
         for number, (one, other) in enumerate(zip(shown, shown[1:], strict=False), start=1):
             parts.append(f"From request {number} to {number + 1}: {_differences(one.request, other.request)}")
+        skeleton = _skeleton([one.request[cut:] for one in shown])
         if reason:
             parts.append(f"An earlier version failed: {reason}")
+        parts.append(f"What all of them share, for PATTERN: {skeleton}")
         messages: list[Message] = [
             {"role": "system", "content": self._generate_prompt},
             {"role": "user", "content": "\n".join(parts)},
         ]
+        sampled = {"temperature": self.config.temperature, "seed": self.config.seed + written}
         with context.trace.stage("generate"):
             completion = await context.target.chat(
                 messages,
                 purpose="generate",
                 params={
-                    "temperature": 0,
+                    **(sampled if written else {"temperature": 0}),
                     "max_tokens": self.config.generation_max_tokens,
                     "stop": list(self.config.stop),
                 },
@@ -415,7 +434,10 @@ class GenCache:
         matched = sum(bool(one) for one in result.value)
         if matched < min(self.config.nu, len(exemplars)):
             first = next(one.request for one, fits in zip(exemplars, result.value, strict=True) if not fits)
-            raise _Unusable(f"PATTERN does not match this request: {first[:300]}")
+            raise _Unusable(
+                f"PATTERN was {entry.pattern}\nIt does not match this request: {first[cut : cut + 300]}\n"
+                "It must hold no word that not all requests share."
+            )
         return entry
 
     async def _judge(
@@ -627,6 +649,42 @@ class GenCache:
         }
 
 
+def _prompt(messages: Sequence[Message]) -> str:
+    """Return the whole prompt, instructions included: they make requests of one kind alike."""
+    return "\n".join(text_of(message) for message in messages)
+
+
+def _shared_beginning(requests: Sequence[str]) -> int:
+    """Return how many characters of instructions, whole lines or sentences, all requests begin with."""
+    shared = os.path.commonprefix(list(requests))
+    ends = [match.end() for match in _END.finditer(shared)]
+    return ends[-1] if ends and ends[-1] >= _LEAST_SHARED else 0
+
+
+def _skeleton(requests: Sequence[str]) -> str:
+    """Return the tokens that all requests have in the same order, with an ellipsis where they differ."""
+    shared = _TOKEN.findall(requests[0])
+    gaps = [False] * (len(shared) + 1)  # before each token, and at the end
+    for request in requests[1:]:
+        tokens = _TOKEN.findall(request)
+        blocks = difflib.SequenceMatcher(None, shared, tokens, autojunk=False).get_matching_blocks()
+        kept: list[str] = []
+        open_: list[bool] = []
+        at = there = 0
+        gap = False
+        for block in blocks:  # the last one is empty and stands at both ends
+            gap = gap or block.b > there or any(gaps[at : block.a + 1]) or block.a > at
+            for step in range(block.size):
+                open_.append(gap if step == 0 else gaps[block.a + step])
+                kept.append(shared[block.a + step])
+                gap = False
+            at, there = block.a + block.size, block.b + block.size
+        gaps = [*open_, gap or gaps[-1]]
+        shared = kept
+    text = "".join(("..." if gap else "") + token for gap, token in zip(gaps, [*shared, ""], strict=True))
+    return _GAPS.sub("...", text).strip() or "nothing"
+
+
 def _differences(one: str, other: str) -> str:
     """Return which words change from one request to the next."""
     before, after = one.split(), other.split()
@@ -668,7 +726,7 @@ def _read_entry(reply: str, *, truncated: bool) -> _Entry:
     if not any(isinstance(node, ast.FunctionDef) and node.name == "solve" for node in kept):
         raise _Unusable("the reply defines no function `solve`")
     body = ast.unparse(ast.Module(kept, []))
-    return _Entry(pattern, f"import re\n{body}\n")
+    return _Entry(pattern, f"{body}\n" if "import re\n" in body else f"import re\n{body}\n")
 
 
 def _read_judgement(text: str, n: int) -> tuple[list[int], str | None]:

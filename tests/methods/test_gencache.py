@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.workload import GenericTask
-from methods.gencache import GenCache
+from methods.gencache import GenCache, _shared_beginning, _skeleton
 from tests.serving import Served, serving, until
 
 ITEMS = [
@@ -192,6 +192,9 @@ async def test_attempts_rounds_skipped_insertions_and_the_cap() -> None:
         assert made == [0] * 3 + [4] * 3 + [8] * 3 + [10] * 11
         (cluster,) = await shown(service)
         assert (cluster["entries_attempted"], cluster["entries_accepted"]) == (10, 0)
+        # An attempt that begins as the first did would only repeat it at temperature 0.
+        asked = [r for r in service.requests() if "find the pattern" in str(r["messages"][0]["content"])][:4]
+        assert [(r["temperature"], r.get("seed")) for r in asked] == [(0, None), (0.7, 1), (0.7, 2), (0.7, 3)]
         assert len(cluster["exemplars"]) == 12 and cluster["exemplars"][-1] == ask(19)
 
 
@@ -265,6 +268,39 @@ async def test_a_json_response_is_embedded_value_by_value() -> None:
         assert service.method._encoder.calls[-1] == ["one", "2"]
 
 
+def test_what_requests_share_is_shown() -> None:
+    texts = [
+        f"i need a {item}, below {price} dollars" for item, price in (("red cup", "20.00"), ("hat", "7"))
+    ]
+    assert _skeleton(texts) == "i need a ..., below ... dollars"
+    assert _skeleton(["a b c", "a c"]) == "a ...c" and _skeleton(["a c", "a b c"]) == "a ...c"
+    assert _skeleton(["same", "same"]) == "same"
+    assert _skeleton(["one", "two"]) == "..."
+    assert _skeleton(["x end", "end"]) == "...end" and _skeleton(["begin", "begin y"]) == "begin..."
+
+
+async def test_instructions_that_all_requests_begin_with_are_left_out() -> None:
+    """A small target tries to match them, and fails at their brackets."""
+    for shared, cut in (
+        ("Do (this) and that for the request below.\n", 42),
+        ("Short. ", 0),
+        ("no sentence that ends in forty characters or more ", 0),
+    ):
+        assert _shared_beginning([f"{shared}red", f"{shared}blue"]) == cut
+    async with cache() as service:
+        for at in range(4):
+            messages = [
+                {"role": "system", "content": "Reply with one action, Search({...}), for the request."},
+                {"role": "user", "content": ask(at)},
+            ]
+            await service.chat(messages=messages)
+        await service.background()
+        prompt = next(r["messages"][1]["content"] for r in service.requests() if "find the pattern" in str(r))
+        assert "needs no pattern" in prompt and "Search({...})" not in prompt
+        assert f"Request 4: {ask(3)}" in prompt
+        assert "What all of them share, for PATTERN: i need a ..., and price lower than ... dollars" in prompt
+
+
 def test_the_fixture_holds_templates() -> None:
     assert len(REQUESTS) >= 24 and len({one["template"] for one in REQUESTS}) == 3
     assert GenCache.Config().nu == 4 and GenCache.Config().gamma == 0.5
@@ -297,10 +333,14 @@ async def test_the_real_target_s_programs_hit_on_template_like_requests(tmp_path
             kinds, right = [], 0
             instructions = (
                 'Reply with one action, Search({"keywords": "...", "max_price": "..."}), for the request: '
-                "the item with its properties as keywords, and the price limit as a plain number.\n"
+                "the item, in the words of the request, as keywords, and the price limit as a plain number."
             )
             for one in [one for one in REQUESTS if one["template"] == first]:
-                answer = await served.chat(instructions + one["request"], temperature=0, max_tokens=64)
+                messages = [
+                    {"role": "system", "content": instructions},
+                    {"role": "user", "content": one["request"]},
+                ]
+                answer = await served.chat(messages=messages, temperature=0, max_tokens=64)
                 await served.background(wait_s=240)
                 kinds.append(answer.cache["kind"])
                 right += answer.cache["kind"] == "program" and one["price"] in answer.text
