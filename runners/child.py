@@ -31,8 +31,16 @@ class ServiceProcess:
         url: Base URL up to and including ``/v1``.
     """
 
-    def __init__(self, cell: Cell, endpoints: Mapping[Role, Endpoint], state: Path, log: Path) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        endpoints: Mapping[Role, Endpoint],
+        state: Path,
+        log: Path,
+        calls: Path | None = None,
+    ) -> None:
         self.url = ""
+        self._calls = calls
         self._cell = cell
         self._endpoints = endpoints
         self._state = state
@@ -53,10 +61,10 @@ class ServiceProcess:
         """
         cell = self._cell
         spec = self._state.with_suffix(".service.json")
-        spec.write_text(
-            child_spec(cell.method, cell.method_config, cell.workload, self._endpoints, self._state),
-            encoding="utf-8",
+        text = child_spec(
+            cell.method, cell.method_config, cell.workload, self._endpoints, self._state, self._calls
         )
+        spec.write_text(text, encoding="utf-8")
         self._log = self._log_path.open("ab")
         with free_socket() as sock:
             self.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"

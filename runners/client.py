@@ -16,6 +16,7 @@ from bench.errors import EngineError, EngineRefused, EngineTimeout
 from bench.method import Trace
 from bench.samples import Message
 from runners.chat import ChatResult, send_chat
+from runners.recording import Recording
 
 __all__ = ["Endpoint", "InstrumentedClient"]
 
@@ -53,8 +54,16 @@ class InstrumentedClient:
     has its first token's time.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, role: Role, trace: Trace) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        role: Role,
+        trace: Trace,
+        recording: Recording | None = None,
+    ) -> None:
         self.role: Role = role
+        self._recording = recording
         self._session = session
         self._endpoint = endpoint
         self._trace = trace
@@ -87,7 +96,10 @@ class InstrumentedClient:
         finally:
             call.finished_ns = time.monotonic_ns()
         _fill(call, result, thinking)
-        return _completion(result, thinking, body, call)
+        completion = _completion(result, thinking, body, call)
+        if self._recording is not None:
+            self._recording.add(body, completion)
+        return completion
 
     async def _send(
         self, body: dict[str, Any], call: EngineCall, emit: Emit | None

@@ -199,7 +199,8 @@ async def _run_cell(
     run.update(cache_resets=resets)
     state = run.path / "cache" / f"{cell.id}.jsonl"
     endpoints = pair.endpoints_of(cell.method, roles_of(cell.method, cell.method_config))
-    service = ServiceProcess(cell, endpoints, state, run.path / "logs" / f"{cell.id}.log")
+    log, calls = run.path / "logs" / f"{cell.id}.log", run.path / "calls" / f"{cell.id}.jsonl"
+    service = ServiceProcess(cell, endpoints, state, log, calls)
     done = {_request_id(run, record.key, record.attempt) for record in earlier if record.completed}
     failures = 0
     beside = _Background(run, cell.id, service, session, clock)

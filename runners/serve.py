@@ -25,6 +25,7 @@ from runners.client import Endpoint
 from runners.encoder import SentenceEncoder
 from runners.journal import Journal
 from runners.process import die_with_parent
+from runners.recording import Recording
 from runners.service import Service, create_app
 
 __all__ = ["KEEP_ALIVE_S", "build_service", "free_socket", "serve", "task_of"]
@@ -46,6 +47,7 @@ def build_service(
     *,
     state: Path | None = None,
     api_key: str | None = None,
+    calls: Path | None = None,
 ) -> Service:
     """Return a service around a method, its state restored, not yet open.
 
@@ -56,6 +58,7 @@ def build_service(
         endpoints: Engines by role.
         state: File for the method's state; None keeps it in memory.
         api_key: Bearer token that requests must carry; None means open.
+        calls: File for a recording of the engine calls; None records nothing.
 
     Raises:
         ReuseBenchError: The state's file is damaged, or of another method.
@@ -64,7 +67,8 @@ def build_service(
     cls: Any = method_class(spec.method)
     environment = Environment(task=task, executor=IsolatedExecutor(), encoder=SentenceEncoder())
     instance = cls(cls.Config(**{**spec.config, **method_config}), environment)
-    service = Service(method, instance, environment, endpoints, Journal(state), api_key)
+    journal, recording = Journal(state), Recording(calls)
+    service = Service(method, instance, environment, endpoints, journal, api_key, recording=recording)
     service.restore()
     return service
 
@@ -124,6 +128,7 @@ def main() -> None:
             task_of(spec["workload"]),
             {role: Endpoint(**endpoint) for role, endpoint in spec["endpoints"].items()},
             state=Path(spec["state"]),
+            calls=Path(spec["calls"]) if spec["calls"] else None,
         )
     except ReuseBenchError as error:
         sys.exit(str(error))
@@ -136,6 +141,7 @@ def child_spec(
     workload_name: str,
     endpoints: Mapping[Role, Endpoint],
     state: Path,
+    calls: Path | None = None,
 ) -> str:
     """Return the JSON that :func:`main` reads. It holds no key: a child reads those from its environment."""
     spec = {
@@ -144,6 +150,7 @@ def child_spec(
         "workload": workload_name,
         "endpoints": {role: asdict(endpoint) for role, endpoint in endpoints.items()},
         "state": str(state),
+        "calls": None if calls is None else str(calls),
     }
     return json.dumps(spec)
 

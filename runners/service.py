@@ -37,6 +37,7 @@ from runners.chat import open_session
 from runners.client import Endpoint, InstrumentedClient
 from runners.journal import Journal
 from runners.protocol import BadRequest, Streamed, completion_body, error_body, parse_request, usage_of
+from runners.recording import Recording
 from runners.telemetry import Telemetry
 
 __all__ = ["REQUEST_HEADER", "TRACE_HEADER", "Service", "create_app"]
@@ -61,6 +62,7 @@ class Service:
         endpoints: Engines by role.
         journal: Where state changes go.
         api_key: Bearer token that every request must carry; None means open.
+        recording: Where answered engine calls go.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Service:
     api_key: str | None = None
     session: aiohttp.ClientSession | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
+    recording: Recording = field(default_factory=lambda: Recording(None))
     background: BackgroundWork = field(default_factory=lambda: BackgroundWork())
 
     @property
@@ -119,6 +122,7 @@ class Service:
         if self.session is not None:
             await self.session.close()
         self.journal.close()
+        self.recording.close()
 
     async def reset(self) -> None:
         """Forget the method's state; work in the background is cancelled first."""
@@ -222,10 +226,11 @@ class _Context:
         self._service = service
 
     def _client(self, role: Role) -> InstrumentedClient:
-        endpoint = self._service.endpoints.get(role)
-        if endpoint is None or self._service.session is None:
-            raise UsageError(f"{self._service.name} needs a {role} engine, and this service has none.")
-        return InstrumentedClient(self._service.session, endpoint, role, self.trace)
+        service = self._service
+        endpoint = service.endpoints.get(role)
+        if endpoint is None or service.session is None:
+            raise UsageError(f"{service.name} needs a {role} engine, and this service has none.")
+        return InstrumentedClient(service.session, endpoint, role, self.trace, service.recording)
 
     @property
     def target(self) -> InstrumentedClient:

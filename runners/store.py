@@ -30,7 +30,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Run:
-    """A run's folder: ``run.json``, the two .jsonl files, ``cache/``, ``logs/`` and ``report/``."""
+    """A run's folder: ``run.json``, the two .jsonl files, ``cache/``, ``calls/``, ``logs/`` and
+    ``report/``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
