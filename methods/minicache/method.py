@@ -443,47 +443,38 @@ class MiniCache:
     async def _generate(self, number: int, context: Context) -> Mapping[str, Any]:
         """Make an entry for a group and install it, or note the failure (section 3.5)."""
         try:
-            async with self._turn:
-                return await self._attempts(self._groups.all[number], context)
+            return await self._attempts(self._groups.all[number], context)
         finally:
             self._generating.discard(number)
 
     async def _attempts(self, group: Group, context: Context) -> Mapping[str, Any]:
-        exemplars = tuple(group.exemplars)
-        spans = [spans_of(one.request) for one in exemplars]
         chance = random.Random(f"{self.config.seed}/{group.id}/{group.triggers}")
-        identifier = f"group-{group.id}/{group.entries + 1}"
         attempts: list[dict[str, Any]] = []
         fresh: list[str] = []
+        entry: Entry | None = None
+        failures: list[str] = []
         for attempt in range(self.config.retries):
-            entry: Entry | None = None
-            tried: dict[str, Any] = {"attempt": attempt + 1}
-            attempts.append(tried)
-            try:
-                entry = await self._make(
-                    identifier, exemplars, spans, [*group.summaries, *fresh], attempt, chance, context
+            # A turn is one attempt: other groups' first ones go before a second one.
+            async with self._turn:
+                if attempt and self.config.reflection:
+                    fresh.append(await self._reflect(entry, failures, context))
+                    attempts[-1]["summary"] = fresh[-1]
+                attempts.append({"attempt": attempt + 1})
+                entry, failures = await self._attempt(
+                    group, [*group.summaries, *fresh], attempts[-1], attempt, chance, context
                 )
-                tried |= {"made_by": entry.made_by, "entry": entry.to_json()}
-                entry, passed, failures = await self._validated(entry, exemplars, spans, chance, context)
-                tried |= {"passed": passed, "failures": failures}
-                if not self.config.validation or sum(passed) >= self.config.alpha * len(passed) - 1e-9:
-                    context.commit(
-                        {
-                            "op": "install",
-                            "group": group.id,
-                            "entry": entry.to_json(),
-                            "attempted": len(attempts),
-                            "accepted": 1,
-                            "summaries": fresh,
-                        }
-                    )
-                    return self._outcome(group, "accepted", attempts, 1)
-            except Unusable as error:
-                failures = [str(error)]
-                tried["unusable"] = str(error)
-            if self.config.reflection and attempt + 1 < self.config.retries:
-                fresh.append(await self._reflect(entry, failures, context))
-                tried["summary"] = fresh[-1]
+            if entry is not None and not failures:
+                context.commit(
+                    {
+                        "op": "install",
+                        "group": group.id,
+                        "entry": entry.to_json(),
+                        "attempted": len(attempts),
+                        "accepted": 1,
+                        "summaries": fresh,
+                    }
+                )
+                return self._outcome(group, "accepted", attempts, 1)
         moved = self._minority(group)
         change = {"group": group.id, "attempted": len(attempts), "accepted": 0, "summaries": fresh}
         if moved:
@@ -491,6 +482,35 @@ class MiniCache:
             return self._outcome(group, "split", attempts, 0)
         context.commit({"op": "failed", **change})
         return self._outcome(group, "uncacheable" if group.uncacheable else "rejected", attempts, 0)
+
+    async def _attempt(
+        self,
+        group: Group,
+        summaries: Sequence[str],
+        tried: dict[str, Any],
+        attempt: int,
+        chance: random.Random,
+        context: Context,
+    ) -> tuple[Entry | None, list[str]]:
+        """Make one entry and validate it; ``tried`` is told what came of it.
+
+        Returns:
+            The entry, and why it may not be installed: nothing where it may.
+        """
+        # Those of now: others may have come since the last attempt.
+        exemplars = tuple(group.exemplars)
+        spans = [spans_of(one.request) for one in exemplars]
+        identifier = f"group-{group.id}/{group.entries + 1}"
+        try:
+            entry = await self._make(identifier, exemplars, spans, summaries, attempt, chance, context)
+        except Unusable as error:
+            tried["unusable"] = str(error)
+            return None, [str(error)]
+        tried |= {"made_by": entry.made_by, "entry": entry.to_json()}
+        entry, passed, failures = await self._validated(entry, exemplars, spans, chance, context)
+        tried |= {"passed": passed, "failures": failures}
+        enough = sum(passed) >= self.config.alpha * len(passed) - 1e-9
+        return entry, [] if enough or not self.config.validation else failures
 
     @staticmethod
     def _outcome(

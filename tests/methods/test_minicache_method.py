@@ -556,6 +556,31 @@ async def test_a_group_that_needs_two_programs_becomes_two() -> None:
         assert (await service.get("/admin/stats"))["state"]["groups"] == 1
 
 
+async def test_another_groups_first_attempt_goes_before_a_second_one() -> None:
+    failed: list[str] = []
+
+    def generate(body: Mapping[str, Any]) -> str:
+        text = str(body["messages"][-1]["content"])
+        if SHARE.pattern.search(text) and not failed:
+            failed.append(text)
+            return "None."
+        return play(body)
+
+    pair = Pair(generate=generate)
+    pair.gates["generate"] = asyncio.Event()
+    async with minicache(pair, nu=3) as service:
+        for a, b in WARM:
+            await service.chat(SHARE.request(a, b))
+            await service.chat(FEES.request(a, b))
+        pair.gates["generate"].set()
+        works = await service.background()
+        assert [work["details"]["outcome"] for work in works] == ["accepted", "accepted"]
+        assert ["lots" in prompt for prompt in pair.prompts("generate")] == [False, True, False]
+        order = [purpose for purpose in pair.asked if purpose in ("generate", "reflect")]
+        assert order == ["generate", "generate", "reflect", "generate"]
+        assert works[1]["details"]["attempts"][0]["summary"] == "Mind the total."
+
+
 async def test_a_split_takes_the_exemplars_of_its_own_time() -> None:
     """Some went, and others came, while the entry was written."""
     pair = Pair(program=odd_ones_differ, generate=lambda body: "None.")
