@@ -177,7 +177,7 @@ class GenCache:
         feedback: bool = False
         feedback_share: float = Field(default=1, ge=0, le=1)
         temperature: float = Field(default=0.7, gt=0)
-        generation_max_tokens: int = Field(default=400, ge=16)
+        generation_max_tokens: int = Field(default=256, ge=16)
         judge_max_tokens: int = Field(default=160, ge=16)
         parallel_generations: int = Field(default=1, ge=1)
         seed: int = 0
