@@ -107,10 +107,10 @@ class MiniCache:
             extraction: Who finds the variables: the ``small`` model, or a ``pattern``, a regular expression
                 that the target writes with the entry (the ablation without a small model).
             choices: What the small model may choose from for a number. ``all``: every value of the request.
-                ``fitting`` (ours): where the words around the request's values make their roles clear to the
-                encoder, the one value that fits; else every value, and the two must agree.
-            margin: How much better than any other an assignment of values to variables must be for
-                ``fitting``, in summed similarity (ours).
+                ``fitting`` (ours): those whose words around them fit the variable, for the encoder; where
+                that leaves several, the small model must choose the best one, or the request is refused.
+            margin: How much worse than the best assignment of values to variables another must be for
+                ``fitting`` to rule it out, in summed similarity (ours).
             ask: Ask the small model ``always``, or only where the choices leave something ``open``: a schema
                 that allows a single answer has it already, and decoding what a grammar forces is wasted
                 (some engines jump over it; ours does not). Both give the same answers.
@@ -147,7 +147,7 @@ class MiniCache:
         make: Literal["target", "antiunify"] = "target"
         extraction: Literal["small", "pattern"] = "small"
         choices: Literal["fitting", "all"] = "fitting"
-        margin: float = Field(default=0.1, ge=0)
+        margin: float = Field(default=0.05, ge=0)
         ask: Literal["always", "open"] = "open"
         shots: int = Field(default=0, ge=0)
         learn: bool = True
@@ -309,16 +309,15 @@ class MiniCache:
             answer = await self._match(entry.pattern, text)
             return entry.template.bind(answer, text, spans), {"extraction": answer}
         entry.template.schema(spans)  # refuses a request with too few values before anything is asked
-        fitting, clear = None, False
+        fitting = None
         if self.config.choices == "fitting" and entry.template.numbers:
             with context.trace.stage("roles"):
-                assigned = await self._roles.assignment(entry.template.numbers, shots, text)
-            fitting, clear = assigned or (None, False)
-        only = fitting if clear else None
-        decided = only is not None and len(only) == len(entry.template.variables)
-        found: dict[str, Any] = {"choices": "one" if clear else "all"}
-        if decided and self.config.ask == "open":
-            answer = json.dumps(only, ensure_ascii=False)
+                fitting = await self._roles.assignment(entry.template.numbers, shots, text)
+        best = {name: texts[0] for name, texts in (fitting or {}).items()}
+        clear = fitting is not None and all(len(texts) == 1 for texts in fitting.values())
+        found: dict[str, Any] = {"choices": "one" if clear else "all" if fitting is None else "some"}
+        if clear and len(best) == len(entry.template.variables) and self.config.ask == "open":
+            answer = json.dumps(best, ensure_ascii=False)
         else:
             completion = await context.small.chat(
                 self._extraction_messages(entry, shots, text),
@@ -328,7 +327,7 @@ class MiniCache:
                     "max_tokens": self.config.extraction_max_tokens,
                     "response_format": {
                         "type": "json_schema",
-                        "json_schema": {"name": "variables", "schema": entry.template.schema(spans, only)},
+                        "json_schema": {"name": "variables", "schema": entry.template.schema(spans, fitting)},
                     },
                 },
             )
@@ -336,10 +335,9 @@ class MiniCache:
             if completion.finish_reason == "length":
                 raise Refused("the extraction was cut off")
         values = entry.template.bind(answer, text, spans)
-        if fitting is not None and not clear:
-            for name, written in json.loads(answer).items():
-                if fitting.get(name, written) != written:
-                    raise Refused(f"{name}: {written!r} was extracted, and {fitting[name]!r} fits better")
+        for name, written in best.items():
+            if (said := json.loads(answer)[name]) != written:
+                raise Refused(f"{name}: {said!r} was extracted, and {written!r} fits better")
         return values, {**found, "extraction": answer, "values": values}
 
     async def _match(self, pattern: str, text: str) -> str:
@@ -398,8 +396,9 @@ class MiniCache:
                 values = await align(self._executor, self._task, entry, exemplar, spans_of(exemplar.request))
             except Refused as refused:
                 return {**told, "why": str(refused)}
-            best = await self._roles.assignment(entry.template.numbers, entry.shots, exemplar.request)
-            if values is None or best is None or best[0] != values:
+            fitting = await self._roles.assignment(entry.template.numbers, entry.shots, exemplar.request)
+            best = {name: texts[0] for name, texts in (fitting or {}).items()}
+            if values is None or best != values:
                 return {**told, "why": "the encoder's best guess does not give the answer"}
             if not _same(self._groups.all[number].entry, entry):
                 return {**told, "why": "the entry is gone"}

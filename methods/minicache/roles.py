@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.encoder import Encoder
-from bench.quantities import normalise, scan
+from bench.quantities import Quantity, normalise, scan
 from methods.minicache.template import Span, Variable, spans_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ _MOST_KNOWN = 20_000
 _NEVER = -1e3
 """A similarity that no assignment survives."""
 _PERCENT_WEIGHT = 0.3
-"""What it costs a span to be a percentage where the variable never was one, or the other way round."""
+_AMOUNT_WEIGHT = 0.2
+"""What it costs a span to be a percentage, or an amount of money, where the variable never was one, or the
+other way round. A currency is easily left out; the mark of a percentage is not.
+"""
 _MEAN_SHARE = 0.5
 """Weight of the mean similarity to all phrases of a variable beside that to the nearest one."""
 
@@ -69,8 +72,8 @@ class Roles:
 
     Args:
         encoder: Embeds phrases.
-        margin: How much better the best assignment of spans to variables must be than any other, in summed
-            similarity, for it to count as clear.
+        margin: How much worse than the best assignment of spans to variables another must be, in summed
+            similarity, to be ruled out.
     """
 
     def __init__(self, encoder: Encoder, margin: float) -> None:
@@ -84,8 +87,10 @@ class Roles:
 
     async def assignment(
         self, variables: Sequence[Variable], shots: Sequence[tuple[str, Mapping[str, str]]], request: str
-    ) -> tuple[dict[str, str], bool] | None:
-        """Return the span, as written, that fits each variable best, and whether no other comes near.
+    ) -> dict[str, list[str]] | None:
+        """Return the spans, as written, that may be meant by each variable, the best one first.
+
+        A span may be meant where the best assignment that gives it to the variable is near the best of all.
 
         Args:
             variables: Those that take numbers.
@@ -109,21 +114,27 @@ class Roles:
         scores = np.empty((len(variables), len(spans)))
         for row, (variable, beside) in enumerate(zip(variables, seen, strict=True)):
             own = await self._vectors([f"{variable.description} #", *(text for text, _ in beside)])
-            percent = sum(is_percent for _, is_percent in beside) / len(beside)
+            usual = np.mean([_kind(quantity) for _, quantity in beside], axis=0)
             for column, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
-                off = abs(span.quantity.percent - percent)
-                scores[row, column] = _similarity(own, vector) - _PERCENT_WEIGHT * off
+                off = float(np.abs(_kind(span.quantity) - usual).sum())
+                scores[row, column] = _similarity(own, vector) - off
         best = _best(scores)
-        total = scores[range(len(best)), best].sum()
-        clear = True
-        for row, column in enumerate(best):
-            # The runner-up differs from the best in at least one variable: forbid each in turn.
-            barred = scores.copy()
-            barred[row, column] = _NEVER
-            rival = barred[range(len(best)), _best(barred)].sum()
-            clear = clear and bool(total - rival >= self._margin)
-        found = zip(variables, best, strict=True)
-        return {variable.name: spans[column].text for variable, column in found}, clear
+        total = _sum(scores, best)
+        found = {}
+        for row, variable in enumerate(variables):
+            others = []
+            for column in range(len(spans)):
+                if column != best[row]:
+                    forced = scores.copy()
+                    forced[row] = _NEVER
+                    forced[row, column] = scores[row, column]
+                    behind = total - _sum(forced, _best(forced))
+                    if behind < self._margin:
+                        others.append((behind, column))
+            found[variable.name] = [
+                spans[column].text for column in (best[row], *(c for _, c in sorted(others)))
+            ]
+        return found
 
     async def _vectors(self, texts: Sequence[str]) -> list[Vector]:
         known = {text: self._known[text] for text in texts if text in self._known}
@@ -137,19 +148,24 @@ class Roles:
         return [known[text] for text in texts]
 
 
-def _beside(shots: Sequence[tuple[str, Mapping[str, str]]], name: str) -> list[tuple[str, bool]]:
-    """Return the words around what a variable took in each request, and whether that was a percentage."""
+def _beside(shots: Sequence[tuple[str, Mapping[str, str]]], name: str) -> list[tuple[str, Quantity]]:
+    """Return the words around what a variable took in each request, and what that was."""
     found = []
     for request, values in shots:
         around, spans = _read(request)
         own = [span for span in spans if span.text == values.get(name)]
-        found += [(around.get(span.quantity.start, "#"), span.quantity.percent) for span in own]
+        found += [(around.get(span.quantity.start, "#"), span.quantity) for span in own]
     return found
 
 
 @lru_cache(maxsize=_MOST_KNOWN)  # an entry's few requests are asked about at each of its hits
 def _read(request: str) -> tuple[dict[int, str], list[Span]]:
     return phrases_of(request), spans_of(request)
+
+
+def _kind(quantity: Quantity) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    amount = quantity.currency or quantity.scale != 1
+    return np.array([_PERCENT_WEIGHT * quantity.percent, _AMOUNT_WEIGHT * amount])
 
 
 def _similarity(own: Sequence[Vector], vector: Vector) -> float:
@@ -164,3 +180,7 @@ def _best(scores: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int
 
     _, columns = linear_sum_assignment(-scores)
     return [int(column) for column in columns]
+
+
+def _sum(scores: np.ndarray[tuple[int, int], np.dtype[np.float64]], columns: Sequence[int]) -> float:
+    return float(scores[range(len(columns)), columns].sum())

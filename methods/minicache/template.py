@@ -64,12 +64,12 @@ def spans_of(text: str) -> list[Span]:
 def _no_minus(text: str, start: int) -> bool:
     """Tell whether what looks like a negative amount is none.
 
-    "the closing price (EUR 105)" only adds an amount in brackets, and in "Sales - £482,000" a dash stands
-    between a name and its value.
+    "the closing price (EUR 105)" and "the beta (b) (0.75)" only add a value in brackets, and in
+    "Sales - £482,000" a dash stands between a name and its value.
     """
     before = text[:start].rsplit("\n", 1)[-1].rstrip(" \u00a0")[-1:]
     if text[start] == "(":
-        return before.isalpha()
+        return before.isalpha() or before == ")"
     return text[start : start + 2] in ("- ", "-\u00a0") and (before.isalnum() or before == ")")
 
 
@@ -127,12 +127,14 @@ class Template:
         """The variables that take numbers."""
         return tuple(variable for variable in self.variables if variable.type != "text")
 
-    def schema(self, spans: Sequence[Span], only: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def schema(
+        self, spans: Sequence[Span], fitting: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, Any]:
         """Return the JSON schema of the small model's answer: numbers are chosen among the request's own.
 
         Args:
             spans: The quantities of the request.
-            only: The one span that a variable can mean, for those where it is clear.
+            fitting: The spans that a variable may mean, where that is known; all of them otherwise.
 
         Raises:
             Refused: The request has fewer values than the template has numbers.
@@ -144,8 +146,7 @@ class Template:
         def values(variable: Variable) -> dict[str, Any]:
             if variable.type == "text":
                 return {"type": "string", "maxLength": _MAX_TEXT}
-            clear = (only or {}).get(variable.name)
-            return {"enum": choices if clear is None else [clear]}
+            return {"enum": list((fitting or {}).get(variable.name, choices))}
 
         return {
             "type": "object",

@@ -57,7 +57,7 @@ class Talk:
     generations: Counter[Kind] = Counter()
     under_way: Counter[Kind] = Counter()
 
-    def __init__(self, session: Any, endpoint: Endpoint, role: Any, trace: Any) -> None:
+    def __init__(self, session: Any, endpoint: Endpoint, role: Any, trace: Any, recording: Any) -> None:
         self.role = role
         self._trace = trace
 

@@ -285,7 +285,7 @@ async def test_where_words_are_unclear_the_small_model_and_they_must_agree() -> 
     async with minicache(pair, margin=9) as service:  # nothing is ever clear
         await asked(service, SHARE, *WARM)
         hit = await service.chat(SHARE.request(33, 44))
-        assert (hit.cache["kind"], hit.details["choices"]) == ("program", "all")
+        assert (hit.cache["kind"], hit.details["choices"]) == ("program", "some")
         pair.own["extract"] = lambda body: '{"held": "44", "total": "33"}'
         miss = await service.chat(SHARE.request(33, 44))
         assert miss.text == "75.00" and "fits better" in miss.cache["reason"]
@@ -651,7 +651,7 @@ async def test_programs_that_agree_need_no_target_and_clear_words_no_small_model
     async with minicache(unclear, "minicache-antiunify", ask="open", margin=9) as service:
         await asked(service, SHARE, *WARM)
         hit = await service.chat(SHARE.request(33, 44))
-        assert purposes(hit) == ["extract"] and hit.details["choices"] == "all"
+        assert purposes(hit) == ["extract"] and hit.details["choices"] == "some"
 
 
 async def test_where_programs_have_nothing_in_common_the_target_is_asked() -> None:
