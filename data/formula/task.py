@@ -103,7 +103,9 @@ def _without_numbers(text: str) -> str:
     folded = normalise(text)
     pieces, end = [], 0
     for quantity in scan(folded):
-        pieces += [folded[end : quantity.start], "#"]
+        written = folded[quantity.start : quantity.end]
+        before = written[: len(written) - len(written.lstrip())]
+        pieces += [folded[end : quantity.start], before, "#", written[len(written.rstrip()) :]]
         end = quantity.end
     return "".join([*pieces, folded[end:]])
 
