@@ -663,25 +663,20 @@ def _shared_beginning(requests: Sequence[str]) -> int:
 
 def _skeleton(requests: Sequence[str]) -> str:
     """Return the tokens that all requests have in the same order, with an ellipsis where they differ."""
-    shared = _TOKEN.findall(requests[0])
-    gaps = [False] * (len(shared) + 1)  # before each token, and at the end
+    shared = [(False, token) for token in _TOKEN.findall(requests[0])]  # with whether a gap is before it
+    tail = False
     for request in requests[1:]:
-        tokens = _TOKEN.findall(request)
-        blocks = difflib.SequenceMatcher(None, shared, tokens, autojunk=False).get_matching_blocks()
-        kept: list[str] = []
-        open_: list[bool] = []
-        at = there = 0
+        known = [token for _, token in shared]
+        matcher = difflib.SequenceMatcher(None, known, _TOKEN.findall(request), autojunk=False)
+        kept: list[tuple[bool, str]] = []
         gap = False
-        for block in blocks:  # the last one is empty and stands at both ends
-            gap = gap or block.b > there or any(gaps[at : block.a + 1]) or block.a > at
-            for step in range(block.size):
-                open_.append(gap if step == 0 else gaps[block.a + step])
-                kept.append(shared[block.a + step])
-                gap = False
-            at, there = block.a + block.size, block.b + block.size
-        gaps = [*open_, gap or gaps[-1]]
-        shared = kept
-    text = "".join(("..." if gap else "") + token for gap, token in zip(gaps, [*shared, ""], strict=True))
+        for kind, start, end, _, _ in matcher.get_opcodes():
+            if kind == "equal":
+                before, token = shared[start]
+                kept += [(gap or before, token), *shared[start + 1 : end]]
+            gap = kind != "equal"
+        shared, tail = kept, tail or gap
+    text = "".join(("..." if gap else "") + token for gap, token in [*shared, (tail, "")])
     return _GAPS.sub("...", text).strip() or "nothing"
 
 
@@ -726,7 +721,7 @@ def _read_entry(reply: str, *, truncated: bool) -> _Entry:
     if not any(isinstance(node, ast.FunctionDef) and node.name == "solve" for node in kept):
         raise _Unusable("the reply defines no function `solve`")
     body = ast.unparse(ast.Module(kept, []))
-    return _Entry(pattern, f"{body}\n" if "import re\n" in body else f"import re\n{body}\n")
+    return _Entry(pattern, f"import re\n{body}\n")
 
 
 def _read_judgement(text: str, n: int) -> tuple[list[int], str | None]:

@@ -9,24 +9,44 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.errors import ReuseBenchError
 from bench.method import StateEvent
 
-__all__ = ["Journal", "drop_torn_line", "prune", "write_atomically"]
+__all__ = ["Journal", "LineFile", "drop_torn_line", "prune", "write_atomically"]
 
 _PRIVATE = 0o600  # it holds what users asked and were told
 
 
-class Journal:
-    """Append-only JSON lines ``{"request", "event"}``; in memory only where ``path`` is None."""
+class LineFile:
+    """Append-only JSON lines that a kill of this process can't lose; none are kept where ``path`` is None."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._file: int | None = None
+
+    def write_line(self, entry: Mapping[str, Any]) -> None:
+        """Write one line; the first one cuts off what a kill left unfinished."""
+        if self.path is None:
+            return
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            drop_torn_line(self.path)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE)
+        os.write(self._file, json.dumps(entry).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; :meth:`write_line` opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Journal(LineFile):
+    """Lines ``{"request", "event"}``; in memory only where ``path`` is None."""
 
     def read(self) -> Iterator[StateEvent]:
         """Yield the stored events; a torn last line is not an event."""
@@ -35,26 +55,13 @@ class Journal:
 
     def append(self, request_id: str | None, event: StateEvent) -> None:
         """Write one event; when this returns, a kill of this process can't lose it."""
-        if self.path is None:
-            return
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            drop_torn_line(self.path)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE)
-        line = json.dumps({"request": request_id, "event": event})
-        os.write(self._file, line.encode() + b"\n")
+        self.write_line({"request": request_id, "event": event})
 
     def replace(self, events: Iterable[StateEvent]) -> None:
         """Make ``events`` the whole content, atomically."""
         self.close()
         if self.path is not None:
             _write(self.path, ({"request": None, "event": event} for event in events))
-
-    def close(self) -> None:
-        """Close the file; :meth:`append` opens it again."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 def prune(path: Path, keep: Callable[[str | None], bool]) -> None:

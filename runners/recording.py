@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bench.engine import Completion
-from runners.journal import drop_torn_line
+from runners.journal import LineFile
 
 __all__ = ["Recording", "digest"]
 
 _TRANSPORT = ("stream", "stream_options")
-_PRIVATE = 0o600  # it holds what users were told
 
 
 def digest(body: Mapping[str, Any]) -> str:
@@ -29,56 +26,39 @@ def digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Recording:
-    """Append-only JSON lines; nothing is kept where ``path`` is None.
-
-    Args:
-        path: The file. Its times are durations from the call's start, in nanoseconds.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._file: int | None = None
+class Recording(LineFile):
+    """One line per answered call; times are durations from the call's start, in nanoseconds."""
 
     def add(self, body: Mapping[str, Any], completion: Completion) -> None:
         """Write one answered call."""
         if self.path is None:
-            return
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            drop_torn_line(self.path)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE)
+            return  # what is not kept need not be hashed
         call = completion.call
         start = call.started_ns or 0
 
         def since(moment: int | None) -> int | None:
             return None if moment is None else moment - start
 
-        line = {
-            "asked": digest(body),
-            "engine": call.engine,
-            "purpose": call.purpose,
-            "model": call.model,
-            "text": completion.text,
-            "reasoning": completion.reasoning,
-            "from_reasoning": completion.from_reasoning,
-            "tool_calls": list(completion.tool_calls),
-            "finish_reason": completion.finish_reason,
-            "tokens_in": call.tokens_in,
-            "tokens_cached": call.tokens_cached,
-            "tokens_out": call.tokens_out,
-            "tokens_drafted": call.tokens_drafted,
-            "tokens_accepted": call.tokens_accepted,
-            "first_token_ns": since(call.first_token_ns),
-            "first_content_ns": since(call.first_content_ns),
-            "finished_ns": since(call.finished_ns),
-            "prefill_ns": call.prefill_ns,
-            "decode_ns": call.decode_ns,
-        }
-        os.write(self._file, json.dumps(line).encode() + b"\n")
-
-    def close(self) -> None:
-        """Close the file; :meth:`add` opens it again."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self.write_line(
+            {
+                "asked": digest(body),
+                "engine": call.engine,
+                "purpose": call.purpose,
+                "model": call.model,
+                "text": completion.text,
+                "reasoning": completion.reasoning,
+                "from_reasoning": completion.from_reasoning,
+                "tool_calls": list(completion.tool_calls),
+                "finish_reason": completion.finish_reason,
+                "tokens_in": call.tokens_in,
+                "tokens_cached": call.tokens_cached,
+                "tokens_out": call.tokens_out,
+                "tokens_drafted": call.tokens_drafted,
+                "tokens_accepted": call.tokens_accepted,
+                "first_token_ns": since(call.first_token_ns),
+                "first_content_ns": since(call.first_content_ns),
+                "finished_ns": since(call.finished_ns),
+                "prefill_ns": call.prefill_ns,
+                "decode_ns": call.decode_ns,
+            }
+        )

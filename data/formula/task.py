@@ -104,8 +104,7 @@ def _without_numbers(text: str) -> str:
     pieces, end = [], 0
     for quantity in scan(folded):
         written = folded[quantity.start : quantity.end]
-        before = written[: len(written) - len(written.lstrip())]
-        pieces += [folded[end : quantity.start], before, "#", written[len(written.rstrip()) :]]
+        pieces += [folded[end : quantity.start], written.replace(written.strip(), "#", 1)]
         end = quantity.end
     return "".join([*pieces, folded[end:]])
 

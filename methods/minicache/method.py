@@ -233,7 +233,7 @@ class MiniCache:
         reply, stored = await self._miss_path.solve(request, context, cache)
         if stored is not None and not reply.tool_calls:
             shown["group"], exemplar = self._keep(request, route, text, reply, context)
-            if refused_by is not None and self.config.learn and self.config.choices == "fitting":
+            if refused_by is not None:
                 self._learn(shown["group"], refused_by, exemplar, context)
         return replace(reply, details={**shown, **reply.details})
 
@@ -335,9 +335,10 @@ class MiniCache:
             if completion.finish_reason == "length":
                 raise Refused("the extraction was cut off")
         values = entry.template.bind(answer, text, spans)
+        said = json.loads(answer)
         for name, written in best.items():
-            if (said := json.loads(answer)[name]) != written:
-                raise Refused(f"{name}: {said!r} was extracted, and {written!r} fits better")
+            if said[name] != written:
+                raise Refused(f"{name}: {said[name]!r} was extracted, and {written!r} fits better")
         return values, {**found, "extraction": answer, "values": values}
 
     async def _match(self, pattern: str, text: str) -> str:
@@ -387,7 +388,8 @@ class MiniCache:
 
     def _learn(self, number: int, entry: Entry, exemplar: Exemplar, context: Context) -> None:
         """Let an entry see how a refused request, now answered, words its values."""
-        if entry.pattern is not None or len(entry.shots) >= self.config.max_exemplars:
+        by_words = self.config.learn and self.config.choices == "fitting" and entry.pattern is None
+        if not by_words or len(entry.shots) >= self.config.max_exemplars:
             return
 
         async def compare(own: Context) -> Mapping[str, Any]:

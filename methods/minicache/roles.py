@@ -118,23 +118,11 @@ class Roles:
             for column, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
                 off = float(np.abs(_kind(span.quantity) - usual).sum())
                 scores[row, column] = _similarity(own, vector) - off
-        best = _best(scores)
-        total = _sum(scores, best)
-        found = {}
-        for row, variable in enumerate(variables):
-            others = []
-            for column in range(len(spans)):
-                if column != best[row]:
-                    forced = scores.copy()
-                    forced[row] = _NEVER
-                    forced[row, column] = scores[row, column]
-                    behind = total - _sum(forced, _best(forced))
-                    if behind < self._margin:
-                        others.append((behind, column))
-            found[variable.name] = [
-                spans[column].text for column in (best[row], *(c for _, c in sorted(others)))
-            ]
-        return found
+        near = _near_best(scores, self._margin)
+        return {
+            variable.name: [spans[column].text for column in columns]
+            for variable, columns in zip(variables, near, strict=True)
+        }
 
     async def _vectors(self, texts: Sequence[str]) -> list[Vector]:
         known = {text: self._known[text] for text in texts if text in self._known}
@@ -172,6 +160,27 @@ def _similarity(own: Sequence[Vector], vector: Vector) -> float:
     cosines = [float(one @ vector) for one in own]
     mean = sum(cosines) / len(cosines)
     return (max(cosines) + _MEAN_SHARE * mean) / (1 + _MEAN_SHARE)
+
+
+def _near_best(scores: np.ndarray[tuple[int, int], np.dtype[np.float64]], margin: float) -> list[list[int]]:
+    """Return the columns that each row may have: that of the best assignment, then by what the best one with
+    another column loses, where that is less than ``margin``.
+    """
+    best = _best(scores)
+    total = _sum(scores, best)
+
+    def loss(row: int, column: int) -> float:
+        forced = scores.copy()
+        forced[row] = _NEVER
+        forced[row, column] = scores[row, column]
+        return total - _sum(forced, _best(forced))
+
+    near = []
+    for row, own in enumerate(best):
+        losses = {column: loss(row, column) for column in range(scores.shape[1]) if column != own}
+        others = sorted((column for column in losses if losses[column] < margin), key=losses.__getitem__)
+        near.append([own, *others])
+    return near
 
 
 def _best(scores: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int]:
